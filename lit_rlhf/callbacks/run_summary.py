@@ -1,0 +1,147 @@
+"""What a run is going to do, and what it has done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_only
+from rich.console import Console
+from rich.table import Table
+
+from lit_rlhf.callbacks.export_policy import ExportPolicy
+from lit_rlhf.callbacks.warmup_cosine import run_length
+
+if TYPE_CHECKING:
+    from lit_rlhf.modules.base import PolicyModule
+    from lit_rlhf.rollout.datamodule import RolloutDataModule
+
+
+class RunSummary(L.Callback):
+    """Print a banner in ``on_train_start`` and a table of results in ``on_fit_end``. Changes nothing."""
+
+    @rank_zero_only
+    def on_train_start(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
+        """Print the banner."""
+        data: RolloutDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        _print("lit_rlhf", banner_rows(trainer, pl_module, data))
+        for prompts in data.prompts.values():
+            if report := prompts.report():
+                Console().print(report, highlight=False)
+
+    @rank_zero_only
+    def on_fit_end(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
+        """Print the results."""
+        _print("results", result_rows(trainer, pl_module))
+
+
+def banner_rows(trainer: L.Trainer, module: PolicyModule, data: RolloutDataModule) -> list[tuple[str, str]]:
+    """Name and value of each line of the banner.
+
+    Args:
+        trainer: At the start of training.
+        module: With its policy.
+        data: With its prompts.
+    """
+    samples = data.prompts_per_iteration * data.group_size
+    steps = data.optimizer_steps_per_iteration
+    trainable = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in module.policy.parameters()) if module.policy is not None else 0
+    sampling = data.sampling
+    reference = "none (kl_coef is 0)" if module.reference is None else "a frozen copy of the policy at the start"
+    knobs = f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}, top-k {sampling.top_k or 'off'}"
+    rows = [
+        ("algorithm", type(module).__name__),
+        ("policy", f"{module.policy_name} ({_count(total)} parameters, {_count(trainable)} trainable)"),
+        ("reference", reference),
+        ("prompts", f"{len(data.prompts['train']):,} in {data.prompts['train'].name}"),
+        ("rewards", ", ".join(data.scorer.names)),
+        (
+            "iteration",
+            f"{data.prompts_per_iteration} prompts x {data.group_size} = {samples:,} completions, at most "
+            f"{samples * sampling.max_new_tokens:,} new tokens; {steps} optimizer step{'s' * (steps != 1)}, "
+            f"{trainer.accumulate_grad_batches} micro-batch{'es' * (trainer.accumulate_grad_batches != 1)} each",
+        ),
+        ("run", f"{run_length(trainer):,} optimizer steps"),
+        ("sampling", f"{knobs}, at most {sampling.max_new_tokens} new tokens, ends at ids {sampling.eos_token_ids}"),
+        ("numerics", module.numerics_summary()),
+        ("memory", memory_estimate(module, data)),
+    ]
+    return rows
+
+
+def memory_estimate(module: PolicyModule, data: RolloutDataModule) -> str:
+    """Rough gigabytes on one device: weights, reference, gradients, AdamW's moments and the logits of a micro-batch.
+
+    Args:
+        module: With its policy.
+        data: Says how many rows a micro-batch has.
+    """
+    gib = 2**30
+    weights = sum(p.numel() * p.element_size() for p in module.parameters()) / gib
+    trained = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad) / gib
+    rows = data.micro_batch_size or data.prompts_per_iteration * data.group_size
+    logits = 2 * 4 * rows * data.sampling.max_new_tokens * module.policy_config.get_text_config().vocab_size / gib
+    return (
+        f"about {weights + 3 * trained + logits:.2f} GiB: weights {weights:.2f}, gradients and moments "
+        f"{3 * trained:.2f}, logits up to {logits:.2f}; activations not counted"
+    )
+
+
+def result_rows(trainer: L.Trainer, module: PolicyModule) -> list[tuple[str, str]]:
+    """Name and value of each line of the results.
+
+    Args:
+        trainer: At the end of training.
+        module: Knows the evaluation from before training, seconds and tokens.
+    """
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    rows = []
+    held_out = [name for name in metrics if name.startswith("val/")]
+    for name in sorted(held_out, key=lambda name: ("accuracy" not in name and "pass@" not in name, name)):
+        before = module.initial_metrics.get(name)
+        rows.append((name, f"{_shown(before)} -> {_shown(metrics[name])}"))
+    for name in ("reward", "kl", "group/effective_ratio"):
+        if name in metrics:
+            rows.append((f"{name} (last iteration)", _shown(metrics[name])))
+    log = module.rollout_log
+    total = sum(log.seconds.values())
+    for phase, seconds in log.seconds.items():
+        rows.append((f"time/{phase}", f"{seconds:.1f} s ({seconds / max(total, 1e-9):.0%})"))
+    rows.append(("tokens", f"{log.tokens['generated']:,.0f} generated, {log.tokens['trained']:,.0f} trained"))
+    rows.append(("memory/peak_gib", _shown(metrics.get("memory/peak_gib"))))
+    rows.extend(_places(trainer))
+    return rows
+
+
+def _places(trainer: L.Trainer) -> list[tuple[str, str]]:
+    rows = [(type(logger).__name__, str(logger.log_dir)) for logger in trainer.loggers if hasattr(logger, "log_dir")]
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, ModelCheckpoint):
+            best = callback.best_model_path or callback.last_model_path
+            rows.append(("checkpoint", str(best or "none was written")))
+        if isinstance(callback, ExportPolicy) and callback.exported_to is not None:
+            rows.append(("exported policy", str(callback.exported_to)))
+    return [(name, str(Path(place))) for name, place in rows]
+
+
+def _print(title: str, rows: list[tuple[str, Any]]) -> None:
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _count(number: int) -> str:
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return str(number)
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

@@ -1,0 +1,49 @@
+"""Dead groups teach nothing: their advantage is exactly 0."""
+
+from __future__ import annotations
+
+import logging
+
+import lightning as L
+import torch
+
+from lit_rlhf.callbacks.rollout import RolloutCallback
+from lit_rlhf.errors import ConfigurationError
+from lit_rlhf.functional.advantages import dead_groups
+from lit_rlhf.rollout.batch import RolloutBatch
+
+_log = logging.getLogger(__name__)
+
+
+class StdThresholdMask(RolloutCallback):
+    """Set the advantages of groups whose raw task rewards (nearly) agree to 0.
+
+    Acts in ``on_advantages_end`` and changes ``advantages`` only. Dead rows stay in every denominator. It looks at the
+    task reward before the KL penalty: with KL in the reward a dead group still has a tiny deviation made of KL noise,
+    and dividing by it would turn noise into signal. So the KL penalty in the reward is silent on dead groups.
+
+    Where rows are no groups (one completion per prompt) it does nothing and says so once.
+
+    Args:
+        zero_adv_threshold: Largest population standard deviation of a dead group.
+    """
+
+    def __init__(self, zero_adv_threshold: float = 1e-6) -> None:
+        if zero_adv_threshold < 0:
+            raise ConfigurationError(f"zero_adv_threshold must not be negative, got {zero_adv_threshold}")
+        self.zero_adv_threshold = zero_adv_threshold
+        self._said = False
+
+    def on_advantages_end(
+        self, trainer: L.Trainer, module: L.LightningModule, rollout: RolloutBatch
+    ) -> RolloutBatch | None:
+        """Mask dead groups."""
+        assert rollout.advantages is not None
+        if not getattr(module, "uses_group_baseline", False):
+            if not self._said:
+                _log.info("StdThresholdMask: %s compares no groups, nothing is masked", type(module).__name__)
+                self._said = True
+            return None
+        dead = dead_groups(rollout.rewards, rollout.group_index, rollout.scored_mask, self.zero_adv_threshold)
+        zero = torch.zeros((), device=rollout.advantages.device)
+        return rollout.replace(advantages=torch.where(dead[:, None], zero, rollout.advantages))

@@ -1,0 +1,100 @@
+"""Learning-rate schedule: linear warm-up, then cosine."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import lightning as L
+
+from lit_rlhf.errors import ConfigurationError
+from lit_rlhf.functional.schedules import warmup_cosine
+
+_log = logging.getLogger(__name__)
+
+
+class WarmupCosine(L.Callback):
+    """Scale every parameter group's learning rate by a linear warm-up, then half a cosine down to ``floor``.
+
+    Acts in ``on_train_start``, ``on_train_epoch_start`` and ``on_train_batch_end``: it always shows the rate of the
+    *coming* optimizer step, so a LearningRateMonitor reads the right one in any order of callbacks. The factor depends
+    only on ``global_step``, so a resumed run continues the curve.
+
+    Args:
+        warmup_ratio: Share of all optimizer steps spent rising, in ``[0, 1]``. Ignored if ``warmup_steps`` is given.
+        warmup_steps: Optimizer steps spent rising.
+        floor: Lowest factor, reached after the last step, in ``[0, 1]``.
+        total_steps: Length of the schedule in optimizer steps. By default the whole run: the Trainer's ``max_steps``,
+            or ``max_epochs`` times the optimizer steps of an iteration.
+    """
+
+    def __init__(
+        self,
+        warmup_ratio: float = 0.03,
+        warmup_steps: int | None = None,
+        floor: float = 0.0,
+        total_steps: int | None = None,
+    ) -> None:
+        for name, value in (("warmup_ratio", warmup_ratio), ("floor", floor)):
+            if not 0.0 <= value <= 1.0:
+                raise ConfigurationError(f"WarmupCosine: {name} must lie in [0, 1], got {value}")
+        for name, steps in (("warmup_steps", warmup_steps), ("total_steps", total_steps)):
+            if steps is not None and steps < (name == "total_steps"):
+                raise ConfigurationError(f"WarmupCosine: {name} must not be that small, got {steps}")
+        self.warmup_ratio = warmup_ratio
+        self.warmup_steps = warmup_steps
+        self.floor = floor
+        self.total_steps = total_steps
+        self._total = 0
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuse an endless run before anything is generated."""
+        endless = trainer.max_steps == -1 and trainer.max_epochs in (None, -1)
+        if stage == "fit" and self.total_steps is None and endless:
+            raise ConfigurationError(
+                "WarmupCosine needs the length of the run: set the Trainer's max_epochs or max_steps, "
+                "or WarmupCosine(total_steps=...)"
+            )
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Find the schedule's length and set the first rate."""
+        self._total = self.total_steps or run_length(trainer)
+        for group in trainer.optimizers[0].param_groups:
+            configured = getattr(pl_module, "lr", None)
+            initial = group.setdefault("initial_lr", group["lr"])
+            if group.get("name") == "policy" and configured is not None and initial != configured:
+                _log.warning(
+                    "lr: the checkpoint's %g is kept; the configured %g is not used on resume", initial, configured
+                )
+        self._write(trainer)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Set the coming step's rate."""
+        self._write(trainer)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Set the coming step's rate."""
+        self._write(trainer)
+
+    def _write(self, trainer: L.Trainer) -> None:
+        warmup = self.warmup_steps if self.warmup_steps is not None else round(self.warmup_ratio * self._total)
+        factor = warmup_cosine(trainer.global_step, self._total, min(warmup, self._total), self.floor)
+        for optimizer in trainer.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+
+
+def run_length(trainer: L.Trainer) -> int:
+    """Optimizer steps of the whole run, without asking for a train loader (which would be a rollout).
+
+    Args:
+        trainer: With ``max_steps`` or ``max_epochs`` set.
+    """
+    per_iteration = getattr(getattr(trainer, "datamodule", None), "optimizer_steps_per_iteration", None)
+    if per_iteration is None:
+        return int(trainer.estimated_stepping_batches)
+    by_epochs = trainer.max_epochs * per_iteration if trainer.max_epochs not in (None, -1) else None
+    by_steps = trainer.max_steps if trainer.max_steps != -1 else None
+    return min(length for length in (by_epochs, by_steps) if length is not None)

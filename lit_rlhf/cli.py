@@ -1,0 +1,68 @@
+"""``lit-rlhf``: a LightningCLI over this library's modules. Nothing else lives here."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+
+# Imported so that recipes may name classes without their module.
+from lit_rlhf.callbacks import RolloutCallback  # noqa: F401
+from lit_rlhf.data.supervised import SupervisedDataModule  # noqa: F401
+from lit_rlhf.errors import LitRLHFError
+from lit_rlhf.modules.grpo import GRPOModule  # noqa: F401
+from lit_rlhf.modules.sft import SFTModule  # noqa: F401
+from lit_rlhf.rollout.datamodule import RolloutDataModule  # noqa: F401
+
+_DESCRIPTION = """PPO and GRPO post-training of language models with PyTorch Lightning.
+
+A recipe holds everything:       lit-rlhf fit -c recipes/quickstart/grpo.yaml
+Any value can be overridden:     lit-rlhf fit -c recipe.yaml --model.init_args.lr 1e-6
+Fragments are layered:           lit-rlhf fit -c recipe.yaml -c recipes/trainer/ddp.yaml
+Continue a run:                  lit-rlhf fit -c recipe.yaml --ckpt_path path/to/last.ckpt
+See the resolved recipe:         lit-rlhf fit -c recipe.yaml --print_config
+Options of a class:              lit-rlhf fit --model.help GRPOModule
+                                 lit-rlhf fit --data.help RolloutDataModule
+
+Put -c before the options that override it: what comes later wins."""
+
+
+class LitRLHFCLI(LightningCLI):
+    """A LightningCLI whose subcommands are fit, validate, test and predict."""
+
+    def __init__(self, args: ArgsType = None) -> None:
+        super().__init__(
+            model_class=L.LightningModule,
+            datamodule_class=L.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            save_config_kwargs={"overwrite": True},
+            parser_kwargs={"description": _DESCRIPTION},
+            args=args,
+        )
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """Keep the description's lines as they are written."""
+        parser = super().init_parser(**kwargs)
+        parser.description = _DESCRIPTION
+        return parser
+
+
+def main(args: ArgsType = None) -> None:
+    """Run ``lit-rlhf``; errors of the user's making end in one message instead of a traceback.
+
+    Args:
+        args: Command line; that of the process by default.
+    """
+    try:
+        LitRLHFCLI(args)
+    except LitRLHFError as error:
+        print(f"lit-rlhf: error: {error}", file=sys.stderr)  # noqa: T201
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The mathematics: tensors in, tensors out, nothing but ``torch``. Every function cites its equation."""
+
+from lit_rlhf.functional.advantages import dead_groups, group_advantages, group_std
+from lit_rlhf.functional.kl import kl_k1, kl_k2, kl_k3, kl_k3_ratio
+from lit_rlhf.functional.log_probs import entropy, token_log_probs
+from lit_rlhf.functional.losses import (
+    aggregate,
+    clipped_policy_loss,
+    clipped_tokens,
+    importance_ratio,
+    loss_denominator,
+)
+from lit_rlhf.functional.masking import (
+    lengths_to_first_eos,
+    mask_from_lengths,
+    masked_mean,
+    masked_sum,
+    position_ids,
+)
+from lit_rlhf.functional.pass_at_k import pass_at_k
+from lit_rlhf.functional.schedules import warmup_cosine
+
+__all__ = [
+    "aggregate",
+    "clipped_policy_loss",
+    "clipped_tokens",
+    "dead_groups",
+    "entropy",
+    "group_advantages",
+    "group_std",
+    "importance_ratio",
+    "kl_k1",
+    "kl_k2",
+    "kl_k3",
+    "kl_k3_ratio",
+    "lengths_to_first_eos",
+    "loss_denominator",
+    "mask_from_lengths",
+    "masked_mean",
+    "masked_sum",
+    "pass_at_k",
+    "position_ids",
+    "token_log_probs",
+    "warmup_cosine",
+]

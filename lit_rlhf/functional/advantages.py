@@ -1,0 +1,181 @@
+r"""Group-relative advantages: the completions of one prompt are each other's baseline.
+
+Groups are named by an index per row, so rows may be shuffled, dropped or re-ordered without losing their group.
+All statistics are taken in float64 on differences from the group's first reward: eight equal rewards give exactly 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Baseline = Literal["mean", "median", "leave_one_out", "none"]
+Scale = Literal["group", "batch", "none"]
+BASELINES: tuple[str, ...] = get_args(Baseline)
+SCALES: tuple[str, ...] = get_args(Scale)
+
+
+def group_advantages(
+    rewards: Tensor,
+    group_index: Tensor,
+    scored_mask: Tensor | None = None,
+    *,
+    baseline: Baseline = "mean",
+    scale: Scale = "group",
+    eps: float = 1e-4,
+    ddof: int = 0,
+) -> Tensor:
+    r"""Advantage of each completion against the completions of the same prompt.
+
+    .. math:: A_i = \frac{r_i - b_g}{\sigma_g + \epsilon}
+
+    with the group's mean as ``b_g`` and its population standard deviation as ``sigma_g`` by default.
+    Source: DeepSeekMath (arXiv 2402.03300), section 4.1; ``leave_one_out``: arXiv 2402.14740; ``scale="none"``:
+    arXiv 2503.20783. The deviation is always taken about the mean, with ``median`` as well.
+
+    Args:
+        rewards: ``(N,)``, the penalised ones if KL is in the reward.
+        group_index: ``(N,)`` integers, equal for the completions of one prompt.
+        scored_mask: ``(N,)`` bool, False where every reward function abstained: such a row enters no statistic and its
+            advantage is 0. All rows count by default.
+        baseline: ``mean``, ``median`` (mean of the two middle values in even groups), ``leave_one_out`` (mean of the
+            *others*) or ``none``.
+        scale: Divide by the deviation of the ``group``, of the whole ``batch`` of rewards, or not at all (``none``).
+        eps: Added to the deviation.
+        ddof: 0 for the population deviation, 1 for Bessel's correction.
+
+    Returns:
+        ``(N,)`` float32. A group with fewer than two scored rows gets 0 wherever a group statistic is needed.
+
+    >>> group = torch.zeros(4, dtype=torch.long)
+    >>> group_advantages(torch.tensor([2.0, 4.0, 6.0, 8.0]), group).round(decimals=2)
+    tensor([-1.3400, -0.4500,  0.4500,  1.3400])
+    """
+    _check(rewards, group_index, scored_mask)
+    if baseline not in BASELINES:
+        raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, got {baseline!r}")
+    if scale not in SCALES:
+        raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
+    stats = _group_statistics(rewards, group_index, scored_mask)
+    scored, group, centred, mean, count = stats.scored, stats.group, stats.centred, stats.mean, stats.count
+
+    if baseline == "mean":
+        deviation = centred - mean[group]
+    elif baseline == "median":
+        deviation = centred - _group_median(stats)[group]
+    elif baseline == "leave_one_out":
+        n = count[group]
+        deviation = (centred - mean[group]) * n / (n - 1).clamp(min=1)
+    else:
+        deviation = rewards.double()
+
+    if scale == "group":
+        deviation = deviation / (stats.std(ddof)[group] + eps)
+    elif scale == "batch":
+        values = rewards.double()[scored]
+        spread = values.std(correction=ddof) if len(values) > 1 else values.new_zeros(())
+        deviation = deviation / (spread + eps)
+
+    needs_group = baseline != "none" or scale == "group"
+    usable = scored & (count[group] >= 2) if needs_group else scored
+    return torch.where(usable, deviation, 0.0).float()
+
+
+def group_std(rewards: Tensor, group_index: Tensor, scored_mask: Tensor | None = None) -> Tensor:
+    """Population standard deviation of each row's group, exactly 0 for equal rewards.
+
+    Args:
+        rewards: ``(N,)``.
+        group_index: ``(N,)`` integers.
+        scored_mask: ``(N,)`` bool; rows that are False enter no statistic.
+
+    Returns:
+        ``(N,)`` float64: every row carries its group's value.
+
+    >>> group_std(torch.tensor([2.0, 4.0, 6.0, 8.0]), torch.zeros(4, dtype=torch.long))[0].item()
+    2.23606797749979
+    """
+    _check(rewards, group_index, scored_mask)
+    stats = _group_statistics(rewards, group_index, scored_mask)
+    return stats.std(ddof=0)[stats.group]
+
+
+def dead_groups(
+    raw_rewards: Tensor, group_index: Tensor, scored_mask: Tensor | None = None, threshold: float = 1e-6
+) -> Tensor:
+    """Rows whose group's raw task rewards do not differ: nothing can be learned from comparing them.
+
+    Looks at the task reward *before* any KL penalty: with KL in the reward a dead group still has a tiny deviation
+    made of KL noise, and dividing by it would turn noise into signal.
+
+    Args:
+        raw_rewards: ``(N,)`` task rewards.
+        group_index: ``(N,)`` integers.
+        scored_mask: ``(N,)`` bool.
+        threshold: A population deviation up to and including this is dead.
+
+    Returns:
+        ``(N,)`` bool.
+
+    >>> dead_groups(torch.tensor([0.7, 0.7, 0.0, 1.0]), torch.tensor([0, 0, 1, 1]))
+    tensor([ True,  True, False, False])
+    """
+    return group_std(raw_rewards, group_index, scored_mask) <= threshold
+
+
+def _check(rewards: Tensor, group_index: Tensor, scored_mask: Tensor | None) -> None:
+    for name, value in (("group_index", group_index), ("scored_mask", scored_mask)):
+        if value is not None and value.shape != rewards.shape:
+            raise ValueError(f"{name} must have the shape of rewards {tuple(rewards.shape)}, got {tuple(value.shape)}")
+    if rewards.dim() != 1:
+        raise ValueError(f"rewards must be (N,), got {tuple(rewards.shape)}")
+
+
+@dataclass(frozen=True)
+class _GroupStatistics:
+    group: Tensor  # (N,) number of each row's group, from 0 without gaps
+    scored: Tensor  # (N,) bool
+    centred: Tensor  # (N,) float64, reward minus the group's first scored reward; 0 where not scored
+    mean: Tensor  # (groups,) of `centred`
+    count: Tensor  # (groups,) scored rows
+
+    def std(self, ddof: int) -> Tensor:
+        """``(groups,)``."""
+        squares = torch.where(self.scored, (self.centred - self.mean[self.group]).square(), 0.0)
+        return (_group_sum(squares, self.group, len(self.count)) / (self.count - ddof).clamp(min=1)).sqrt()
+
+
+def _group_statistics(rewards: Tensor, group_index: Tensor, scored_mask: Tensor | None) -> _GroupStatistics:
+    scored = torch.ones_like(rewards, dtype=torch.bool) if scored_mask is None else scored_mask
+    unique, group = group_index.unique(return_inverse=True)
+    num_groups = len(unique)
+    # Differences from the group's first scored reward are exact for equal rewards, unlike a mean of them.
+    origin = _first_scored(rewards.double(), scored, group, num_groups)
+    centred = torch.where(scored, rewards.double() - origin[group], 0.0)
+    count = _group_sum(scored.double(), group, num_groups)
+    mean = _group_sum(centred, group, num_groups) / count.clamp(min=1)
+    return _GroupStatistics(group, scored, centred, mean, count)
+
+
+def _group_sum(values: Tensor, group: Tensor, num_groups: int) -> Tensor:
+    return values.new_zeros(num_groups).index_add_(0, group, values)
+
+
+def _first_scored(values: Tensor, scored: Tensor, group: Tensor, num_groups: int) -> Tensor:
+    row = torch.where(scored, torch.arange(len(values), device=values.device), len(values))
+    first = torch.full((num_groups,), len(values), device=values.device).scatter_reduce_(0, group, row, "amin")
+    padded = torch.cat([values, values.new_zeros(1)])
+    return padded[first]
+
+
+def _group_median(stats: _GroupStatistics) -> Tensor:
+    median = torch.zeros_like(stats.count)
+    for index in range(len(stats.count)):
+        members = stats.centred[(stats.group == index) & stats.scored].sort().values
+        if len(members):
+            middle = len(members) // 2
+            median[index] = members[middle] if len(members) % 2 else (members[middle - 1] + members[middle]) / 2
+    return median

@@ -1,0 +1,90 @@
+r"""Per-token estimates of KL(policy ‖ reference) from sampled tokens.
+
+With ``d = log_probs - ref_log_probs`` and tokens drawn from the policy (Schulman, *Approximating KL Divergence*, 2020):
+
+====================  =======================  ==========================================================
+estimator             value                    use
+====================  =======================  ==========================================================
+:func:`kl_k1`         ``d``                    unbiased; **in the reward**, where it is a constant
+:func:`kl_k2`         ``d**2 / 2``             biased value; its gradient is that of the exact KL
+:func:`kl_k3`         ``exp(-d) - 1 + d``      unbiased and never negative; good for logging
+:func:`kl_k3_ratio`   ``ratio * k3``           **in the loss**: value *and* gradient are those of the exact KL
+====================  =======================  ==========================================================
+
+As a loss term ``k1`` is wrong (its gradient does not contain the reference) and plain ``k3`` pulls in the other
+direction: its gradient is that of KL(reference ‖ policy).
+
+"Exact" means for each token given the tokens before it. A loss term on sampled tokens leaves the distribution of the
+prefixes fixed; only KL in the reward also credits a token with the KL of those that follow it.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lit_rlhf.functional.losses import importance_ratio
+
+
+def kl_k1(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """``d = log_probs - ref_log_probs``: unbiased, signed. For rewards and logs, never as a loss term.
+
+    Args:
+        log_probs: Of the sampled tokens under the policy, any shape, nats.
+        ref_log_probs: Same shape, under the reference.
+
+    >>> import torch
+    >>> kl_k1(torch.tensor([-1.0, -2.0, -0.5]), torch.tensor([-1.5, -1.5, -0.5]))
+    tensor([ 0.5000, -0.5000,  0.0000])
+    """
+    return log_probs - ref_log_probs
+
+
+def kl_k2(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """``d**2 / 2``: on on-policy tokens its expected gradient is that of KL(policy ‖ reference).
+
+    Args:
+        log_probs: Of the sampled tokens under the policy, any shape, nats.
+        ref_log_probs: Same shape, under the reference.
+
+    >>> import torch
+    >>> kl_k2(torch.tensor([-1.0, -2.0, -0.5]), torch.tensor([-1.5, -1.5, -0.5]))
+    tensor([0.1250, 0.1250, 0.0000])
+    """
+    return (log_probs - ref_log_probs).square() / 2
+
+
+def kl_k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+    """``exp(-d) - 1 + d``: unbiased and non-negative. Its gradient is that of KL(reference ‖ policy).
+
+    Args:
+        log_probs: Of the sampled tokens under the policy, any shape, nats.
+        ref_log_probs: Same shape, under the reference.
+
+    >>> import torch
+    >>> kl_k3(torch.tensor([-1.0, -2.0, -0.5]), torch.tensor([-1.5, -1.5, -0.5]))
+    tensor([0.1065, 0.1487, 0.0000])
+    """
+    d = log_probs - ref_log_probs
+    return (-d).expm1() + d
+
+
+def kl_k3_ratio(log_probs: Tensor, ref_log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+    """``exp(log_probs - old_log_probs) * k3``: unbiased in value and gradient, also after the policy has moved.
+
+    The ratio carries a gradient: it is the score-function part that plain ``k3`` lacks. Computed as
+    ``exp(ref_log_probs - old_log_probs) + ratio * (d - 1)``, the same number: multiplied out, the gradient vanishes
+    with the ratio instead of overflowing where the policy has left a sampled token far behind.
+
+    Args:
+        log_probs: Of the sampled tokens under the policy now, any shape, nats.
+        ref_log_probs: Same shape, under the reference.
+        old_log_probs: Same shape, under the policy that sampled the tokens; no gradient.
+
+    >>> import torch
+    >>> lp = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
+    >>> kl_k3_ratio(lp, torch.tensor([-1.5, -1.5, -0.5]), lp.detach()).sum().backward()
+    >>> lp.grad  # d, as for k2
+    tensor([ 0.5000, -0.5000,  0.0000])
+    """
+    d = log_probs - ref_log_probs
+    return importance_ratio(ref_log_probs, old_log_probs) + importance_ratio(log_probs, old_log_probs) * (d - 1)

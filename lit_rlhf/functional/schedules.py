@@ -1,0 +1,38 @@
+"""Learning-rate factors as functions of the optimizer step."""
+
+from __future__ import annotations
+
+import math
+
+
+def warmup_cosine(step: int, total_steps: int, warmup_steps: int = 0, floor: float = 0.0) -> float:
+    r"""Factor on the learning rate: a linear rise, then half a cosine from 1 towards ``floor``.
+
+    .. math::
+        f(s) = \begin{cases} (s+1)/w & s < w \\
+        f_{min} + (1-f_{min})\,\tfrac12\bigl(1+\cos(\pi\,\tfrac{s-w}{S-w})\bigr) & w \le s < S\\
+        f_{min} & s \ge S\end{cases}
+
+    The first step already moves (no step at rate 0) and so does the last.
+
+    Args:
+        step: ``s``, optimizer steps done before this one, from 0.
+        total_steps: ``S``, optimizer steps of the whole run (iterations x passes x steps), at least 1.
+        warmup_steps: ``w``, in ``[0, S]``.
+        floor: ``f_min`` in ``[0, 1]``.
+
+    >>> [round(warmup_cosine(s, total_steps=6, warmup_steps=2), 3) for s in range(7)]
+    [0.5, 1.0, 1.0, 0.854, 0.5, 0.146, 0.0]
+    """
+    if total_steps < 1:
+        raise ValueError(f"total_steps must be at least 1, got {total_steps}")
+    if not 0 <= warmup_steps <= total_steps:
+        raise ValueError(f"warmup_steps must lie in [0, {total_steps}] (total_steps), got {warmup_steps}")
+    if not 0.0 <= floor <= 1.0:
+        raise ValueError(f"floor must lie in [0, 1], got {floor}")
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if step >= total_steps:
+        return floor
+    progress = (step - warmup_steps) / (total_steps - warmup_steps)
+    return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))

@@ -1,0 +1,82 @@
+"""One way to run a causal language model on padded rows, for the sampler, the trainer and the reference alike."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_rlhf.functional.log_probs import entropy, token_log_probs
+from lit_rlhf.functional.masking import mask_from_lengths, position_ids
+
+
+def model_inputs(
+    model: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    positions: Tensor,
+    logits_to_keep: int,
+    cache: Any | None = None,
+) -> dict[str, Any]:
+    """Keyword arguments of a forward pass; those that the architecture does not take are left out.
+
+    Args:
+        model: A Hugging Face causal language model.
+        input_ids: ``(N, L)``.
+        attention_mask: ``(N, K)`` bool or int over cached and new tokens, True = a real token.
+        positions: ``(N, L)`` positions counted over real tokens.
+        logits_to_keep: Compute logits for this many last positions only.
+        cache: Keys and values of earlier tokens, extended by the forward pass; none by default.
+    """
+    accepted = inspect.signature(model.forward).parameters
+    inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask.long()}
+    inputs["use_cache"] = cache is not None
+    if cache is not None:
+        # transformers 5.24 renamed the argument.
+        inputs["cache" if "cache" in accepted else "past_key_values"] = cache
+    if "position_ids" in accepted:
+        inputs["position_ids"] = positions
+    if "logits_to_keep" in accepted:
+        inputs["logits_to_keep"] = logits_to_keep
+    return inputs
+
+
+def completion_log_probs(
+    model: nn.Module,
+    prompt_ids: Tensor,
+    prompt_lengths: Tensor,
+    completion_ids: Tensor,
+    completion_lengths: Tensor,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probability of every completion token given what stands before it.
+
+    Args:
+        model: A Hugging Face causal language model.
+        prompt_ids: ``(N, P)``, left-padded.
+        prompt_lengths: ``(N,)`` real tokens in each prompt.
+        completion_ids: ``(N, T)``, right-padded.
+        completion_lengths: ``(N,)`` real tokens in each completion.
+        temperature: The one that the tokens were sampled with.
+        with_entropy: Also return the exact entropy of each token's distribution.
+
+    Returns:
+        ``(N, T)`` float32 log-probs in nats and ``(N, T)`` entropies (or ``None``); padding holds meaningless values.
+    """
+    width = completion_ids.shape[1]
+    attention_mask = torch.cat(
+        [
+            mask_from_lengths(prompt_lengths, prompt_ids.shape[1]).flip(-1),
+            mask_from_lengths(completion_lengths, width),
+        ],
+        dim=1,
+    )
+    input_ids = torch.cat([prompt_ids, completion_ids], dim=1)
+    # The logits at position p predict the token at p + 1: keep one more than the completion, drop the last.
+    inputs = model_inputs(model, input_ids, attention_mask, position_ids(attention_mask), logits_to_keep=width + 1)
+    logits = model(**inputs).logits[:, -(width + 1) : -1]
+    log_probs = token_log_probs(logits, completion_ids, temperature)
+    return log_probs, entropy(logits, temperature) if with_entropy else None

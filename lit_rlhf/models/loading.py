@@ -1,0 +1,138 @@
+"""Load causal language models and tokenizers the way on-policy training needs them.
+
+``transformers`` is imported inside the functions: ``import lit_rlhf`` stays light.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from lit_rlhf.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+_DROPOUT_WORDS = ("dropout", "pdrop", "drop_rate")
+
+
+def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
+    """Load a tokenizer by hub name or from a local folder.
+
+    Args:
+        name_or_path: Hub name or folder.
+
+    Raises:
+        ConfigurationError: No tokenizer can be loaded from there.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name_or_path)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(_not_found("tokenizer", name_or_path, error)) from error
+
+
+def load_config(name_or_path: str) -> PretrainedConfig:
+    """Load a model's configuration with every dropout rate set to zero.
+
+    Dropout must be off in each of the passes whose log-probs are compared; a rate of zero holds in train mode too,
+    where gradient checkpointing needs the model to be.
+
+    Args:
+        name_or_path: Hub name or folder.
+
+    Raises:
+        ConfigurationError: No configuration can be loaded from there.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(name_or_path)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(_not_found("model", name_or_path, error)) from error
+    for name, value in config.to_dict().items():
+        if isinstance(value, float) and any(word in name for word in _DROPOUT_WORDS):
+            setattr(config, name, 0.0)
+    return config
+
+
+def load_causal_lm(
+    name_or_path: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    random_init: bool = False,
+    attn_implementation: str | None = None,
+) -> PreTrainedModel:
+    """Load a causal language model without dropout, in train mode.
+
+    Args:
+        name_or_path: Hub name or folder.
+        dtype: Type of the weights. Keep ``float32`` unless memory forbids it: small steps are lost in ``bfloat16``.
+        random_init: Take only the configuration and draw new weights (for training from scratch).
+        attn_implementation: Attention of ``transformers`` (``"sdpa"``, ``"eager"``, ...); its own choice by default.
+
+    Raises:
+        ConfigurationError: No causal language model can be loaded from there.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = load_config(name_or_path)
+    options: dict[str, Any] = {"dtype": dtype}
+    if attn_implementation is not None:
+        options["attn_implementation"] = attn_implementation
+    try:
+        if random_init:
+            model = AutoModelForCausalLM.from_config(config, **options)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(name_or_path, config=config, **options)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(_not_found("causal language model", name_or_path, error)) from error
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    # Hugging Face models load in eval mode, where gradient checkpointing is off and Lightning warns.
+    return model.train()
+
+
+def eos_token_ids(
+    name_or_path: str, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[int, ...]:
+    """Every id that ends a completion: the generation config's, the model config's and the tokenizer's.
+
+    Nothing else is taken from the checkpoint's generation config.
+
+    Args:
+        name_or_path: Hub name or folder of the model.
+        config: The model's configuration.
+        tokenizer: The tokenizer that goes with it, if any.
+    """
+    from transformers import GenerationConfig
+
+    try:
+        found = GenerationConfig.from_pretrained(name_or_path).eos_token_id
+    except OSError:
+        found = None
+    ids: set[int] = set()
+    for value in (found, getattr(config, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)):
+        if value is not None:
+            ids.update([value] if isinstance(value, int) else value)
+    return tuple(sorted(ids))
+
+
+def context_length(config: PretrainedConfig) -> int | None:
+    """Longest sequence (prompt plus completion) the model was built for, in tokens; ``None`` where it says nothing."""
+    for name in ("max_position_embeddings", "n_positions", "n_ctx"):
+        value = getattr(config.get_text_config(), name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
+
+
+def _not_found(what: str, name_or_path: str, error: Exception) -> str:
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    hint = "the folder exists" if Path(name_or_path).is_dir() else "no such folder here"
+    return f"Cannot load a {what} from {name_or_path!r} ({hint}). transformers says: {first_line}"

@@ -1,0 +1,1 @@
+"""LightningModules: how to learn. One file per algorithm, the same order of methods in each."""

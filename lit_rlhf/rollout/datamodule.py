@@ -1,0 +1,345 @@
+"""One DataModule for PPO and GRPO: it samples a fresh rollout each epoch and cuts it into optimizer steps."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader
+
+from lit_rlhf.callbacks.rollout import RolloutCallback
+from lit_rlhf.data.prompts import PromptDataset, load_prompts
+from lit_rlhf.engines.base import RolloutEngine, SamplingParams
+from lit_rlhf.engines.transformers import TransformersEngine
+from lit_rlhf.models.loading import context_length, eos_token_ids
+from lit_rlhf.rewards.combine import RewardScorer
+from lit_rlhf.rollout.batch import MicroBatch, RolloutBatch
+from lit_rlhf.rollout.checks import check_lengths, check_options, check_trainer
+from lit_rlhf.rollout.generation import PhaseTimer, evaluation_mode, sample_completions, score_completions
+from lit_rlhf.rollout.loader import MicroBatches, micro_batch_loader, share_over_ranks
+from lit_rlhf.rollout.plan import StepPlan, plan_steps
+from lit_rlhf.rollout.sampler import PromptSampler, RankLocalSampler
+
+_log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from lit_rlhf.modules.base import PolicyModule
+
+
+class RolloutDataModule(L.LightningDataModule):
+    """What to learn from: prompts, sampling, rewards, and how a rollout is cut into optimizer steps.
+
+    One Lightning epoch is one **iteration**: a rollout of ``prompts_per_iteration * group_size`` completions, sampled
+    in ``train_dataloader`` with the weights of that moment, then ``passes * steps_per_pass`` optimizer steps on it.
+
+    Args:
+        train: Prompts to train on: a jsonl, json, csv or parquet file, a Hugging Face dataset folder, or an iterable
+            of dictionaries. Columns other than the prompt reach the reward functions by name.
+        val: Held-out prompts for ``validate`` and during ``fit``.
+        test: Held-out prompts for ``test`` and ``predict``; ``val`` by default.
+        rewards: Reward functions ``f(prompts, completions, completion_ids, **columns) -> list``.
+        reward_weights: One weight per reward function; 1 each by default.
+        on_reward_error: ``raise`` stops the run when a reward function raises; ``abstain`` leaves the row out.
+        prompt_column: Column with the prompt: text, or a list of chat messages.
+        system_prompt: Put before chat messages that have no system message of their own.
+        max_prompt_length: Longest prompt in tokens.
+        overlong_prompts: ``drop`` longer prompts (counted and said), or ``error``.
+        prompts_per_iteration: Prompts of each rollout, over all ranks.
+        group_size: Completions sampled for each prompt.
+        max_new_tokens: Longest completion in tokens.
+        temperature: Sampling temperature.
+        top_p: Nucleus sampling; 1 is off.
+        top_k: Sample from the k likeliest tokens; 0 is off.
+        min_p: Leave out tokens below this share of the likeliest one's probability; 0 is off.
+        stop: Strings that end a completion.
+        passes: Times that each completion is learned from (inner epochs).
+        steps_per_pass: Optimizer steps that share one pass over the rollout.
+        micro_batch_size: Completions per forward and backward; the whole step by default.
+        micro_batch_tokens: Tokens per forward and backward, instead of ``micro_batch_size``.
+        engine: Samples the completions; the policy itself by default.
+        shuffle: Draw the training prompts in a new random order in each pass over them.
+        seed: Of prompts and sampling; that of ``seed_everything`` by default, else 0.
+        val_samples: Sampled completions per held-out prompt, besides the greedy one.
+        pass_k: The k of each ``pass@k``, at most ``val_samples``.
+        val_temperature: Sampling temperature on held-out prompts; that of training by default.
+        val_batch_size: Held-out prompts per batch; as many as keep the decoding batch full by default.
+        verifier: Reward function that decides whether a held-out completion is right; the first of ``rewards`` by
+            default.
+        verifier_threshold: A completion counts as right from this score on.
+    """
+
+    def __init__(
+        self,
+        train: str | Path | Sequence[Any] | None = None,
+        val: str | Path | Sequence[Any] | None = None,
+        test: str | Path | Sequence[Any] | None = None,
+        rewards: list[Callable[..., Any]] | Callable[..., Any] | None = None,
+        reward_weights: list[float] | None = None,
+        on_reward_error: Literal["raise", "abstain"] = "raise",
+        prompt_column: str = "prompt",
+        system_prompt: str | None = None,
+        max_prompt_length: int | None = None,
+        overlong_prompts: Literal["drop", "error"] = "drop",
+        prompts_per_iteration: int = 64,
+        group_size: int = 8,
+        max_new_tokens: int = 256,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        stop: list[str] | None = None,
+        passes: int = 1,
+        steps_per_pass: int = 1,
+        micro_batch_size: int | None = None,
+        micro_batch_tokens: int | None = None,
+        engine: RolloutEngine | None = None,
+        shuffle: bool = True,
+        seed: int | None = None,
+        val_samples: int = 8,
+        pass_k: list[int] | None = None,
+        val_temperature: float | None = None,
+        val_batch_size: int | None = None,
+        verifier: Callable[..., Any] | None = None,
+        verifier_threshold: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.sources = {"train": train, "val": val, "test": test if test is not None else val}
+        functions = rewards if isinstance(rewards, list) else [] if rewards is None else [rewards]
+        self.scorer = RewardScorer(functions, reward_weights, on_error=on_reward_error)
+        self.verifier = RewardScorer([verifier or functions[0]], on_error=on_reward_error)
+        self.verifier_threshold = verifier_threshold
+        self.prompt_column = prompt_column
+        self.system_prompt = system_prompt
+        self.max_prompt_length = max_prompt_length
+        self.overlong_prompts = overlong_prompts
+        self.prompts_per_iteration = prompts_per_iteration
+        self.group_size = group_size
+        self.sampling = SamplingParams(max_new_tokens, temperature, top_k, top_p, min_p, tuple(stop or ()))
+        self.passes = passes
+        self.steps_per_pass = steps_per_pass
+        self.micro_batch_size = micro_batch_size
+        self.micro_batch_tokens = micro_batch_tokens
+        self.engine: RolloutEngine = engine or TransformersEngine()
+        self.shuffle = shuffle
+        self.seed = seed
+        self.val_samples = val_samples
+        self.pass_k = pass_k if pass_k is not None else [val_samples] if val_samples > 0 else []
+        self.val_temperature = temperature if val_temperature is None else val_temperature
+        self.val_batch_size = val_batch_size
+        check_options(self)
+
+        self.prompts: dict[str, PromptDataset] = {}
+        self.iteration = 0
+        self.rollout: RolloutBatch | None = None
+        self.timer = PhaseTimer()
+        self._loader: DataLoader | None = None
+        self._loader_step = -1
+        self._drawn = 0
+        self._to_draw = 0
+        self._accumulate: int | None = None
+
+    @property
+    def optimizer_steps_per_iteration(self) -> int:
+        """Optimizer steps on each rollout."""
+        return self.passes * self.steps_per_pass
+
+    @property
+    def mid_iteration(self) -> bool:
+        """Whether some but not all micro-batches of the rollout have been drawn."""
+        return 0 < self._drawn < self._to_draw
+
+    # Set-up: read prompts and check everything that can be checked before a model is loaded
+
+    def setup(self, stage: str) -> None:
+        """Read, tokenize and check the prompts this stage needs."""
+        assert self.trainer is not None
+        module: PolicyModule = self.trainer.lightning_module  # type: ignore[assignment]
+        if self.seed is None:
+            self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
+        if stage == "fit":
+            self._accumulate = check_trainer(self, self.trainer)
+        needed = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("test",)}[stage]
+        for split in needed:
+            if split not in self.prompts and self.sources[split] is not None:
+                self.prompts[split] = self._load(split, module)
+        if not any(split in self.prompts for split in needed):
+            check_lengths(None, needed[0], 0, None)
+        self.sampling = SamplingParams(
+            **{
+                **vars(self.sampling),
+                "eos_token_ids": eos_token_ids(module.policy_name, module.policy_config, module.tokenizer),
+                "pad_token_id": module.tokenizer.pad_token_id or 0,
+            }
+        )
+
+    def _load(self, split: str, module: PolicyModule) -> PromptDataset:
+        prompts = load_prompts(
+            self.sources[split],
+            module.tokenizer,
+            prompt_column=self.prompt_column,
+            system_prompt=self.system_prompt,
+            max_prompt_length=self.max_prompt_length,
+            overlong=self.overlong_prompts,
+        )
+        for scorer in (self.scorer, self.verifier) if split != "train" else (self.scorer,):
+            scorer.check(prompts.columns)
+            self._report_golds(scorer, prompts)
+        check_lengths(prompts, split, self.sampling.max_new_tokens, context_length(module.policy_config))
+        return prompts
+
+    @staticmethod
+    def _report_golds(scorer: RewardScorer, prompts: PromptDataset) -> None:
+        """Say which rows a reward function cannot judge, before they are paid for."""
+        columns = {name: [prompt.columns[name] for prompt in prompts.prompts] for name in prompts.columns}
+        for function in scorer.functions:
+            problems = function.check_columns(columns) if hasattr(function, "check_columns") else []
+            if problems:
+                _log.warning("%s: %d problems, the first: %s", prompts.name, len(problems), "; ".join(problems[:3]))
+
+    # Training: one rollout per epoch
+
+    def train_dataloader(self) -> DataLoader:
+        """Make the iteration's rollout and return its micro-batches.
+
+        Lightning asks twice when it resumes: the rollout is kept for as long as no optimizer step was taken and
+        nothing was drawn from it.
+        """
+        assert self.trainer is not None
+        if self._loader is None or self._loader_step != self.trainer.global_step:
+            self._loader = self._cut(self._make_rollout(self.iteration))
+            self._loader_step = self.trainer.global_step
+        return self._loader
+
+    def _make_rollout(self, iteration: int) -> RolloutBatch:
+        assert self.trainer is not None
+        assert self.seed is not None
+        trainer, module = self.trainer, self.trainer.lightning_module
+        self.rollout = None  # the previous one is released before the next is made
+        self.timer = PhaseTimer()
+        data = self.prompts["train"]
+        sampler = PromptSampler(len(data), self.prompts_per_iteration, self.seed, self.shuffle)
+        drawn = sampler.draw(iteration)
+        # Group numbers are those of the iteration, the same on any number of ranks.
+        mine = range(trainer.global_rank, len(drawn), trainer.world_size)
+        prompts = [data[drawn[number]] for number in mine]
+        with evaluation_mode(module):
+            with self.timer("generation"):
+                rollout = sample_completions(
+                    module.policy,  # type: ignore[arg-type]
+                    self.engine,
+                    module.tokenizer,  # type: ignore[arg-type]
+                    prompts,
+                    list(mine),
+                    self.group_size,
+                    self.sampling,
+                    self.seed,
+                    iteration,
+                )
+            with self.timer("rewards"):
+                rollout = score_completions(rollout, prompts, self.scorer)
+            rollout = self._call_hooks("on_rewards_end", rollout)
+            with self.timer("reference"):
+                parts = [part for step in self._plan(rollout, passes=1, steps_per_pass=1) for part in step]
+                rollout = module.score_rollout(rollout, parts, self.optimizer_steps_per_iteration == 1)  # type: ignore[operator]
+            rollout = self._call_hooks("on_rollout_end", rollout)
+            rollout = module.compute_advantages(rollout)  # type: ignore[operator]
+            rollout = self._call_hooks("on_advantages_end", rollout)
+        self.rollout = rollout
+        return rollout
+
+    def _call_hooks(self, hook: str, rollout: RolloutBatch) -> RolloutBatch:
+        assert self.trainer is not None
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, RolloutCallback):
+                changed = getattr(callback, hook)(self.trainer, self.trainer.lightning_module, rollout)
+                rollout = rollout if changed is None else changed
+        return rollout
+
+    def _plan(self, rollout: RolloutBatch, passes: int, steps_per_pass: int) -> list[StepPlan]:
+        return plan_steps(
+            rollout,
+            num_groups=self.prompts_per_iteration,
+            passes=passes,
+            steps_per_pass=steps_per_pass,
+            micro_batch_size=self.micro_batch_size,
+            micro_batch_tokens=self.micro_batch_tokens,
+            micro_batches=self._accumulate,
+            seed=(self.seed or 0, self.iteration),
+        )
+
+    def _cut(self, rollout: RolloutBatch) -> DataLoader:
+        """Cut into micro-batches; denominators and dead steps are agreed on by all ranks."""
+        assert self.trainer is not None
+        module: PolicyModule = self.trainer.lightning_module  # type: ignore[assignment]
+        plan = self._plan(rollout, self.passes, self.steps_per_pass)
+        live = module.live_rows(rollout)
+        denominators, live_rows = [], []
+        for step in plan:
+            rows = [row for part in step for row in part]
+            denominators.append(module.loss_denominator(rollout.select(rows), self.sampling.max_new_tokens))
+            live_rows.append(int(live[rows].sum()) if rows else 0)
+        shared = share_over_ranks(
+            plan,
+            torch.tensor(denominators, dtype=torch.float64, device=module.device),
+            torch.tensor(live_rows, dtype=torch.float64, device=module.device),
+            self.trainer.strategy,
+        )
+        data = MicroBatches(rollout, plan, *shared, len(plan) == 1, self._on_draw)
+        self.trainer.accumulate_grad_batches = data.micro_batches
+        self._drawn, self._to_draw = 0, len(data)
+        return micro_batch_loader(data)
+
+    def _on_draw(self, number: int) -> None:
+        if number == 0:
+            # The iteration counts from here, not from the rollout: a rollout may be made in vain on resume.
+            self.iteration += 1
+            self._loader = None
+        self._drawn += 1
+
+    # Held-out prompts
+
+    def val_dataloader(self) -> DataLoader | list[DataLoader]:
+        """Batches of held-out prompts; empty where there are none."""
+        return self._prompt_loader("val")
+
+    def test_dataloader(self) -> DataLoader | list[DataLoader]:
+        """Batches of test prompts."""
+        return self._prompt_loader("test")
+
+    def predict_dataloader(self) -> DataLoader | list[DataLoader]:
+        """Batches of test prompts."""
+        return self._prompt_loader("test")
+
+    def _prompt_loader(self, split: str) -> DataLoader | list[DataLoader]:
+        if split not in self.prompts:
+            return []
+        assert self.trainer is not None
+        data = self.prompts[split]
+        # No rank repeats another's prompt, so no prompt counts twice.
+        mine = [data[i] for i in range(self.trainer.global_rank, len(data), self.trainer.world_size)]
+        size = self.val_batch_size or max(1, getattr(self.engine, "max_rows", 256) // max(1, self.val_samples))
+        batches = [mine[start : start + size] for start in range(0, len(mine), size)]
+        return DataLoader(batches, batch_size=None, sampler=RankLocalSampler(batches), num_workers=0)  # type: ignore[arg-type]
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Micro-batches go to the device; prompts stay where they are, the engine moves their ids."""
+        return batch.to(device) if isinstance(batch, MicroBatch) else batch
+
+    # State: everything else follows from the iteration's number
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of iterations drawn."""
+        return {"iteration": self.iteration}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue with the next iteration."""
+        self.iteration = int(state_dict["iteration"])
+
+
+warnings.filterwarnings("ignore", message=".*does not have many workers.*", module="lightning")
