@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from lit_rlhf.callbacks.export_policy import ExportPolicy
-from lit_rlhf.callbacks.warmup_cosine import run_length
+from lit_rlhf.callbacks.warmup_cosine import is_endless, run_length
 
 if TYPE_CHECKING:
     from lit_rlhf.modules.base import PolicyModule
@@ -29,7 +30,7 @@ class RunSummary(L.Callback):
         _print("lit_rlhf", banner_rows(trainer, pl_module, data))
         for prompts in data.prompts.values():
             if report := prompts.report():
-                Console().print(report, highlight=False)
+                Console().print(report, highlight=False, markup=False)
 
     @rank_zero_only
     def on_fit_end(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
@@ -64,7 +65,7 @@ def banner_rows(trainer: L.Trainer, module: PolicyModule, data: RolloutDataModul
             f"{samples * sampling.max_new_tokens:,} new tokens; {steps} optimizer step{'s' * (steps != 1)}, "
             f"{trainer.accumulate_grad_batches} micro-batch{'es' * (trainer.accumulate_grad_batches != 1)} each",
         ),
-        ("run", f"{run_length(trainer):,} optimizer steps"),
+        ("run", "until stopped" if is_endless(trainer) else f"{run_length(trainer):,} optimizer steps"),
         ("sampling", f"{knobs}, at most {sampling.max_new_tokens} new tokens, ends at ids {sampling.eos_token_ids}"),
         ("numerics", module.numerics_summary()),
         ("memory", memory_estimate(module, data)),
@@ -127,12 +128,12 @@ def _places(trainer: L.Trainer) -> list[tuple[str, str]]:
     return [(name, str(Path(place))) for name, place in rows]
 
 
-def _print(title: str, rows: list[tuple[str, Any]]) -> None:
+def _print(title: str, rows: list[tuple[str, str]]) -> None:
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(cell) for cell in row))  # as text: brackets are no markup
     Console().print(table)
 
 

@@ -7,6 +7,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from lit_rlhf.callbacks.rollout import RolloutCallback
 from lit_rlhf.errors import ConfigurationError
@@ -43,13 +44,18 @@ class SampleTable(RolloutCallback):
         rows = sample_rows(rollout, self.num_rows)
         table = Table(*_COLUMNS, title=f"iteration {iteration}")
         for row in rows:
-            table.add_row(*(cell[: self.max_characters] for cell in row))
+            # As text: a completion like [/INST] is no markup.
+            table.add_row(*(Text(cell[: self.max_characters]) for cell in row))
         Console().print(table)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 lines = [_COLUMNS, ("---",) * len(_COLUMNS), *rows]
-                text = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+                text = "\n".join("| " + " | ".join(_markdown_cell(cell) for cell in line) + " |" for line in lines)
                 logger.experiment.add_text("samples", text, global_step=trainer.global_step)
+
+
+def _markdown_cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", "<br>")
 
 
 def sample_rows(rollout: RolloutBatch, num_rows: int) -> list[tuple[str, ...]]:

@@ -38,9 +38,9 @@ class WarmupCosine(L.Callback):
         for name, value in (("warmup_ratio", warmup_ratio), ("floor", floor)):
             if not 0.0 <= value <= 1.0:
                 raise ConfigurationError(f"WarmupCosine: {name} must lie in [0, 1], got {value}")
-        for name, steps in (("warmup_steps", warmup_steps), ("total_steps", total_steps)):
-            if steps is not None and steps < (name == "total_steps"):
-                raise ConfigurationError(f"WarmupCosine: {name} must not be that small, got {steps}")
+        for name, steps, least in (("warmup_steps", warmup_steps, 0), ("total_steps", total_steps, 1)):
+            if steps is not None and steps < least:
+                raise ConfigurationError(f"WarmupCosine: {name} must be at least {least}, got {steps}")
         self.warmup_ratio = warmup_ratio
         self.warmup_steps = warmup_steps
         self.floor = floor
@@ -49,8 +49,7 @@ class WarmupCosine(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Refuse an endless run before anything is generated."""
-        endless = trainer.max_steps == -1 and trainer.max_epochs in (None, -1)
-        if stage == "fit" and self.total_steps is None and endless:
+        if stage == "fit" and self.total_steps is None and is_endless(trainer):
             raise ConfigurationError(
                 "WarmupCosine needs the length of the run: set the Trainer's max_epochs or max_steps, "
                 "or WarmupCosine(total_steps=...)"
@@ -84,6 +83,15 @@ class WarmupCosine(L.Callback):
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+
+
+def is_endless(trainer: L.Trainer) -> bool:
+    """Whether neither ``max_epochs`` nor ``max_steps`` ends the run.
+
+    Args:
+        trainer: Any.
+    """
+    return trainer.max_steps == -1 and trainer.max_epochs in (None, -1)
 
 
 def run_length(trainer: L.Trainer) -> int:

@@ -50,6 +50,8 @@ class SamplingParams:
         for name, fine, allowed in checks:
             if not fine:
                 raise ConfigurationError(f"{name} must be {allowed}, got {getattr(self, name)}")
+        if isinstance(self.stop, str):
+            raise ConfigurationError(f"stop must be a tuple of strings, got the string {self.stop!r}")
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise ConfigurationError(f"stop strings must not be empty (they would stop at once), got {list(self.stop)}")
 

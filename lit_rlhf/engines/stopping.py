@@ -39,7 +39,7 @@ def completion_text(tokenizer: PreTrainedTokenizerBase, completion_ids: Sequence
     Args:
         tokenizer: The policy's.
         completion_ids: Sampled ids without padding.
-        stop: Stop strings; the one that stands first in the text is kept and ends it.
+        stop: Stop strings; the one that is complete first in the text is kept and ends it, as it did while decoding.
     """
     text = str(tokenizer.decode(list(completion_ids), skip_special_tokens=True))
     ends = [text.index(string) + len(string) for string in stop if string in text]

@@ -28,7 +28,8 @@ class TransformersEngine:
     logits only the sampled token's log-prob is kept.
 
     Args:
-        max_rows: Completions decoded at once; more are cut into batches of similar prompt length.
+        max_rows: Completions decoded at once; more are cut into batches of similar prompt length. The completions of
+            one prompt stay together, so a batch has at least as many rows as one prompt has completions.
         compact_below: Finished rows are dropped once fewer than this share of the batch is alive: dropping costs a
             copy of the cache, keeping costs their share of every step.
     """

@@ -55,8 +55,8 @@ class IterationMetrics(Metric):
             self.peaks[place] = torch.maximum(self.peaks[place], peak)
 
     def compute(self) -> dict[str, float]:
-        """Means and maxima by name; a name with an empty window is left out, never 0 or NaN."""
+        """Means and maxima by name; a name with an empty window is left out, never 0 or NaN. A NaN put in comes out."""
         sums, counts, peaks = self.sums.tolist(), self.counts.tolist(), self.peaks.tolist()
         values = {name: sums[place] / counts[place] for name, place in self.means.items() if counts[place] > 0}
-        values.update({name: peaks[place] for name, place in self.maxima.items() if peaks[place] > -float("inf")})
+        values.update({name: peaks[place] for name, place in self.maxima.items() if peaks[place] != -float("inf")})
         return values

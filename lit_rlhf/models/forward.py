@@ -30,7 +30,9 @@ def model_inputs(
         logits_to_keep: Compute logits for this many last positions only.
         cache: Keys and values of earlier tokens, extended by the forward pass; none by default.
     """
-    accepted = inspect.signature(model.forward).parameters
+    # A peft model's own signature hides what the model inside takes, and passes it on.
+    base_model: Any = getattr(model, "get_base_model", lambda: model)
+    accepted = inspect.signature(base_model().forward).parameters
     inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask.long()}
     inputs["use_cache"] = cache is not None
     if cache is not None:

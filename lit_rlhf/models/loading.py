@@ -16,7 +16,8 @@ from lit_rlhf.errors import ConfigurationError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-_DROPOUT_WORDS = ("dropout", "pdrop", "drop_rate")
+# Dropout and layer dropout by all their names, and the noise that mixtures of experts add to their router's input.
+_NOISE_WORDS = ("drop", "jitter")
 
 
 def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
@@ -37,9 +38,9 @@ def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
 
 
 def load_config(name_or_path: str) -> PretrainedConfig:
-    """Load a model's configuration with every dropout rate set to zero.
+    """Load a model's configuration with every dropout rate (and router noise) set to zero.
 
-    Dropout must be off in each of the passes whose log-probs are compared; a rate of zero holds in train mode too,
+    They must be off in each of the passes whose log-probs are compared; a rate of zero holds in train mode too,
     where gradient checkpointing needs the model to be.
 
     Args:
@@ -54,9 +55,7 @@ def load_config(name_or_path: str) -> PretrainedConfig:
         config = AutoConfig.from_pretrained(name_or_path)
     except (OSError, ValueError) as error:
         raise ConfigurationError(_not_found("model", name_or_path, error)) from error
-    for name, value in config.to_dict().items():
-        if isinstance(value, float) and any(word in name for word in _DROPOUT_WORDS):
-            setattr(config, name, 0.0)
+    _without_noise(config)
     return config
 
 
@@ -130,6 +129,17 @@ def context_length(config: PretrainedConfig) -> int | None:
         if isinstance(value, int) and value > 0:
             return value
     return None
+
+
+def _without_noise(config: PretrainedConfig) -> None:
+    """Set the rates of this configuration and of those nested in it to zero, in place."""
+    from transformers import PretrainedConfig
+
+    for name, value in list(vars(config).items()):
+        if isinstance(value, PretrainedConfig):
+            _without_noise(value)
+        elif isinstance(value, float) and any(word in name for word in _NOISE_WORDS):
+            setattr(config, name, 0.0)
 
 
 def _not_found(what: str, name_or_path: str, error: Exception) -> str:

@@ -22,10 +22,6 @@ class FrozenReference(nn.Module):
         super().__init__()
         self.model = copy.deepcopy(policy).requires_grad_(False).eval()
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The copy's forward."""
-        return self.model(*args, **kwargs)
-
     def train(self, mode: bool = True) -> FrozenReference:
         """Stay in evaluation mode."""
         return super().train(False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 import lightning as L
@@ -90,6 +91,11 @@ class PolicyModule(HeldOutEvaluation):
             means, ["sampling/log_prob_gap", "policy/first_step_ratio_gap", "completion/max_length"]
         )
         self.rollout_log = RolloutLog()
+
+    def on_fit_start(self) -> None:
+        """Lightning warns of modules in evaluation mode; the reference is meant to be."""
+        if self.reference is not None:
+            warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")
 
     def check_data(self, group_size: int) -> None:
         """Refuse what the algorithm cannot learn from, before a model is loaded.

@@ -57,6 +57,8 @@ class HeldOutEvaluation(CausalLMModule):
 
     def predict_step(self, batch: Sequence[Prompt], batch_idx: int) -> list[dict[str, Any]]:
         """Greedy and sampled completions of a batch as plain records, one per completion."""
+        if not batch:
+            return []
         greedy, sampled = evaluate_prompts(self, self._rollout_data, batch)
         records = _records(greedy, "greedy")
         return records + (_records(sampled, "sampled") if sampled else [])
@@ -76,6 +78,8 @@ class HeldOutEvaluation(CausalLMModule):
         self._log_held_out("test")
 
     def _evaluate(self, batch: Sequence[Prompt]) -> None:
+        if not batch:  # another rank still has prompts
+            return
         greedy, sampled = evaluate_prompts(self, self._rollout_data, batch)
         metrics = self.held_out
         metrics["accuracy"].update(greedy.correct.float())

@@ -40,6 +40,8 @@ def check_options(data: RolloutDataModule) -> None:
             f"steps_per_pass={data.steps_per_pass} optimizer steps cannot share "
             f"prompts_per_iteration={data.prompts_per_iteration} prompts; at most one step per prompt"
         )
+    if data.val_temperature < 0:
+        raise ConfigurationError(f"val_temperature must be 0 (greedy) or positive, got {data.val_temperature}")
     if data.val_samples < 0:
         raise ConfigurationError(f"val_samples must be 0 (greedy only) or positive, got {data.val_samples}")
     for k in data.pass_k:
@@ -70,6 +72,12 @@ def check_trainer(data: RolloutDataModule, trainer: L.Trainer) -> int | None:
         )
     # Without this Lightning would train on the first rollout for ever.
     trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
+    limit = trainer.limit_train_batches
+    if not (isinstance(limit, float) and limit == 1.0) and limit != 0 and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        raise ConfigurationError(
+            f"limit_train_batches={limit} would throw away part of every rollout; "
+            "lower prompts_per_iteration or max_epochs instead"
+        )
     asked = trainer.accumulate_grad_batches
     if asked == 1:
         return None

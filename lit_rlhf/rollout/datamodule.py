@@ -28,6 +28,9 @@ from lit_rlhf.rollout.sampler import PromptSampler, RankLocalSampler
 
 _log = logging.getLogger(__name__)
 
+# Options of the Trainer that fit overwrites, and gives back.
+_SET_DURING_FIT = ("accumulate_grad_batches", "limit_val_batches")
+
 if TYPE_CHECKING:
     from lit_rlhf.modules.base import PolicyModule
 
@@ -120,7 +123,9 @@ class RolloutDataModule(L.LightningDataModule):
         self.overlong_prompts = overlong_prompts
         self.prompts_per_iteration = prompts_per_iteration
         self.group_size = group_size
-        self.sampling = SamplingParams(max_new_tokens, temperature, top_k, top_p, min_p, tuple(stop or ()))
+        self.sampling = SamplingParams(
+            max_new_tokens, temperature, top_k, top_p, min_p, (stop,) if isinstance(stop, str) else tuple(stop or ())
+        )
         self.passes = passes
         self.steps_per_pass = steps_per_pass
         self.micro_batch_size = micro_batch_size
@@ -143,6 +148,7 @@ class RolloutDataModule(L.LightningDataModule):
         self._drawn = 0
         self._to_draw = 0
         self._accumulate: int | None = None
+        self._trainer_options: dict[str, Any] = {}
 
     @property
     def optimizer_steps_per_iteration(self) -> int:
@@ -163,7 +169,10 @@ class RolloutDataModule(L.LightningDataModule):
         if self.seed is None:
             self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
         if stage == "fit":
+            self._trainer_options = {name: getattr(self.trainer, name) for name in _SET_DURING_FIT}
             self._accumulate = check_trainer(self, self.trainer)
+            if self.sources["val"] is None:
+                self.trainer.limit_val_batches = 0
         needed = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("test",)}[stage]
         for split in needed:
             if split not in self.prompts and self.sources[split] is not None:
@@ -177,6 +186,16 @@ class RolloutDataModule(L.LightningDataModule):
                 "pad_token_id": module.tokenizer.pad_token_id or 0,
             }
         )
+
+    def teardown(self, stage: str) -> None:
+        """Give the Trainer back as it came, so that it can be used again."""
+        for name, value in self._trainer_options.items():
+            setattr(self.trainer, name, value)
+        self._trainer_options = {}
+
+    def on_exception(self, exception: BaseException) -> None:
+        """The same where fit did not come to its end."""
+        self.teardown("fit")
 
     def _load(self, split: str, module: PolicyModule) -> PromptDataset:
         prompts = load_prompts(
@@ -324,7 +343,9 @@ class RolloutDataModule(L.LightningDataModule):
         # No rank repeats another's prompt, so no prompt counts twice.
         mine = [data[i] for i in range(self.trainer.global_rank, len(data), self.trainer.world_size)]
         size = self.val_batch_size or max(1, getattr(self.engine, "max_rows", 256) // max(1, self.val_samples))
-        batches = [mine[start : start + size] for start in range(0, len(mine), size)]
+        # The same number of batches on every rank: DDP synchronises buffers in each forward, validation's too.
+        most = -(-len(data) // self.trainer.world_size)
+        batches = [mine[start : start + size] for start in range(0, most, size)]
         return DataLoader(batches, batch_size=None, sampler=RankLocalSampler(batches), num_workers=0)  # type: ignore[arg-type]
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
@@ -343,3 +364,4 @@ class RolloutDataModule(L.LightningDataModule):
 
 
 warnings.filterwarnings("ignore", message=".*does not have many workers.*", module="lightning")
+warnings.filterwarnings("ignore", message="Couldn't infer the batch indices.*", module="lightning")

@@ -45,7 +45,8 @@ def plan_steps(
     groups: dict[int, list[int]] = {}
     for row, group in enumerate(rollout.group_index.tolist()):
         groups.setdefault(group, []).append(row)
-    lengths = (rollout.prompt_lengths + rollout.completion_lengths).tolist()
+    prompts, completions = rollout.prompt_lengths.tolist(), rollout.completion_lengths.tolist()
+    lengths = [sum(both) for both in zip(prompts, completions, strict=True)]
     plan: list[StepPlan] = []
     for number in range(passes):
         order = np.random.default_rng([*seed, number]).permutation(num_groups)
@@ -54,13 +55,14 @@ def plan_steps(
             # Longest group first; ties in the order of the data, whatever the shuffle.
             mine.sort(key=lambda rows: (-max(lengths[row] for row in rows), rows[0]))
             rows = [row for group_rows in mine for row in group_rows]
-            plan.append(_cut(rows, lengths, micro_batch_size, micro_batch_tokens, micro_batches))
+            plan.append(_cut(rows, prompts, completions, micro_batch_size, micro_batch_tokens, micro_batches))
     return plan
 
 
 def _cut(
     rows: list[int],
-    lengths: list[int],
+    prompts: list[int],
+    completions: list[int],
     micro_batch_size: int | None,
     micro_batch_tokens: int | None,
     micro_batches: int | None,
@@ -72,9 +74,10 @@ def _cut(
     parts: StepPlan = [[]]
     for row in rows:
         part = parts[-1]
-        widest = max([lengths[r] for r in part] + [lengths[row]])
+        # Prompts are padded on the left, completions on the right: the widest of each count.
+        width = max(prompts[r] for r in [*part, row]) + max(completions[r] for r in [*part, row])
         too_many = micro_batch_size is not None and len(part) >= micro_batch_size
-        too_long = micro_batch_tokens is not None and widest * (len(part) + 1) > micro_batch_tokens
+        too_long = micro_batch_tokens is not None and width * (len(part) + 1) > micro_batch_tokens
         if part and (too_many or too_long):
             parts.append([row])
         else:

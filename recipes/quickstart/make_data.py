@@ -9,7 +9,7 @@ Into ``recipes/quickstart/data`` go
   drawn anew, so that the mistakes cannot be learned by heart;
 * ``corpus_val.jsonl``, the same pupil's homework on the sums of ``val.jsonl``, to validate the base model with;
 * ``train.jsonl``, prompts for reinforcement learning (``prompt``, ``answer``), four fifths of them with a carry;
-* ``val.jsonl`` and ``test.jsonl``, held out (``prompt``, ``answer``), all sums equally likely.
+* ``val.jsonl`` and ``test.jsonl``, held out (``prompt``, ``answer``), 45 % with a carry, as of all sums.
 
 Two numbers that are added in ``val.jsonl`` or ``test.jsonl`` are added nowhere else, in either order. The files depend
 on the options alone: the same seed writes the same bytes.
@@ -37,11 +37,13 @@ def homework(a: int, b: int, forget: float, rng: random.Random) -> int:
 
 
 def held_out(count: int, taken: set[frozenset[int]], rng: random.Random) -> list[tuple[int, int]]:
-    """Draw ``count`` sums whose pair of numbers is not yet taken, and take them."""
+    """Draw ``count`` sums whose pair of numbers is not yet taken, and take them; 45 % have a carry, as of all sums."""
+    room = {True: round(0.45 * count), False: count - round(0.45 * count)}
     pairs: list[tuple[int, int]] = []
     while len(pairs) < count:
         a, b = rng.randint(0, LARGEST), rng.randint(0, LARGEST)
-        if frozenset((a, b)) not in taken:
+        if frozenset((a, b)) not in taken and room[carries(a, b)] > 0:
+            room[carries(a, b)] -= 1
             taken.add(frozenset((a, b)))
             pairs.append((a, b))
     return pairs

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from lit_rlhf.data.prompts import encode_prompt, load_prompts
 from lit_rlhf.errors import ConfigurationError, DataError
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from lit_rlhf.data.rows import read_rows
 from lit_rlhf.errors import DataError
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from lit_rlhf.data.encoding import encode_prompt
 from lit_rlhf.data.supervised import SupervisedDataModule
 from lit_rlhf.errors import ConfigurationError, DataError

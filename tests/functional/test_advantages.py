@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from lit_rlhf.functional import dead_groups, group_advantages, group_std, kl_k1
 from lit_rlhf.functional.advantages import BASELINES, SCALES
 

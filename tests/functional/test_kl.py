@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from lit_rlhf.functional import kl_k1, kl_k2, kl_k3, kl_k3_ratio
 
 property_test = settings(max_examples=40, deadline=None, derandomize=True)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lit_rlhf.functional import entropy, token_log_probs
 from torch.distributions import Categorical
+
+from lit_rlhf.functional import entropy, token_log_probs
 
 property_test = settings(max_examples=40, deadline=None, derandomize=True)
 logit_rows = st.integers(1, 6).flatmap(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from lit_rlhf.functional import aggregate, clipped_policy_loss, clipped_tokens, importance_ratio, loss_denominator
 from lit_rlhf.functional.losses import AGGREGATIONS
 

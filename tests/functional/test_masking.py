@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from lit_rlhf.functional import lengths_to_first_eos, mask_from_lengths, masked_mean, masked_sum, position_ids
 
 property_test = settings(max_examples=40, deadline=None, derandomize=True)

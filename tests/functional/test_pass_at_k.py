@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+
 from lit_rlhf.functional import pass_at_k
 
 

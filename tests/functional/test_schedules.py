@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from lit_rlhf.functional import warmup_cosine
 
 property_test = settings(max_examples=60, deadline=None, derandomize=True)

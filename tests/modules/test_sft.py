@@ -6,6 +6,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+
 from lit_rlhf.data.supervised import SupervisedDataModule
 from lit_rlhf.modules.sft import SFTModule
 

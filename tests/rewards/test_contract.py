@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from lit_rlhf.errors import ConfigurationError, RewardError
 from lit_rlhf.rewards import MathAnswer, RewardFunction, RewardScorer, call_reward
 from lit_rlhf.rewards.protocol import check_signature, reward_name

@@ -6,6 +6,7 @@ import time
 
 import psutil
 import pytest
+
 from lit_rlhf.rewards.isolation import (
     IsolatedWorker,
     WorkerCallError,

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+
 from lit_rlhf.errors import ConfigurationError, RewardError
 from lit_rlhf.rewards import MathAnswer
 from lit_rlhf.rewards.arithmetic import TooLargeError, evaluate

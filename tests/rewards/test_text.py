@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from lit_rlhf import rewards
 from lit_rlhf.errors import ConfigurationError, RewardError
 from lit_rlhf.rewards import ExactMatch, FormatMatch, ThinkFormat

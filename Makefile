@@ -1,0 +1,41 @@
+# Everything runs in .venv, which is made on first use. `make help` lists the targets.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help install quickstart test test-slow lint format base clean
+
+help: ## Show this list.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+install: .venv/installed ## Make .venv with the pinned packages.
+
+.venv/installed: pyproject.toml .ci/constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint .ci/constraints.txt torch
+	$(BIN)/pip install --quiet --constraint .ci/constraints.txt --editable '.[dev]'
+	@touch $@
+
+quickstart: install ## Train the shipped base with GRPO: about a minute on two CPU cores.
+	$(BIN)/lit-rlhf fit -c recipes/quickstart/grpo.yaml
+
+test: install ## Run the tests, without the slow ones and those that need a GPU or vLLM.
+	$(BIN)/pytest -m "not slow and not gpu and not vllm"
+
+test-slow: install ## Run the slow tests.
+	$(BIN)/pytest -m slow
+
+lint: install ## Check style and types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install ## Format the code.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+base: install ## Make the quickstart's base model again: about four minutes.
+	$(BIN)/python recipes/quickstart/make_data.py
+	$(BIN)/lit-rlhf fit -c recipes/quickstart/make_base.yaml
+
+clean: ## Remove the environment and the caches.
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
