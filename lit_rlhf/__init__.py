@@ -9,8 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lit_rlhf.data.preferences import PreferenceDataModule
     from lit_rlhf.data.supervised import SupervisedDataModule
     from lit_rlhf.modules.grpo import GRPOModule
+    from lit_rlhf.modules.ppo import PPOModule
+    from lit_rlhf.modules.reward_model import RewardModelModule
     from lit_rlhf.modules.sft import SFTModule
     from lit_rlhf.rollout.batch import RolloutBatch
     from lit_rlhf.rollout.datamodule import RolloutDataModule
@@ -19,13 +22,26 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "GRPOModule": "lit_rlhf.modules.grpo",
+    "PPOModule": "lit_rlhf.modules.ppo",
+    "PreferenceDataModule": "lit_rlhf.data.preferences",
+    "RewardModelModule": "lit_rlhf.modules.reward_model",
     "RolloutBatch": "lit_rlhf.rollout.batch",
     "RolloutDataModule": "lit_rlhf.rollout.datamodule",
     "SFTModule": "lit_rlhf.modules.sft",
     "SupervisedDataModule": "lit_rlhf.data.supervised",
 }
 
-__all__ = ["GRPOModule", "RolloutBatch", "RolloutDataModule", "SFTModule", "SupervisedDataModule", "__version__"]
+__all__ = [
+    "GRPOModule",
+    "PPOModule",
+    "PreferenceDataModule",
+    "RewardModelModule",
+    "RolloutBatch",
+    "RolloutDataModule",
+    "SFTModule",
+    "SupervisedDataModule",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,9 +10,12 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 
 # Imported so that recipes may name classes without their module.
 from lit_rlhf.callbacks import RolloutCallback  # noqa: F401
+from lit_rlhf.data.preferences import PreferenceDataModule  # noqa: F401
 from lit_rlhf.data.supervised import SupervisedDataModule  # noqa: F401
 from lit_rlhf.errors import LitRLHFError
 from lit_rlhf.modules.grpo import GRPOModule  # noqa: F401
+from lit_rlhf.modules.ppo import PPOModule  # noqa: F401
+from lit_rlhf.modules.reward_model import RewardModelModule  # noqa: F401
 from lit_rlhf.modules.sft import SFTModule  # noqa: F401
 from lit_rlhf.rollout.datamodule import RolloutDataModule  # noqa: F401
 
@@ -59,9 +62,19 @@ def main(args: ArgsType = None) -> None:
     """
     try:
         LitRLHFCLI(args)
-    except LitRLHFError as error:
-        print(f"lit-rlhf: error: {error}", file=sys.stderr)  # noqa: T201
+    except Exception as error:
+        ours = _cause_of_ours(error)
+        if ours is None:
+            raise
+        print(f"lit-rlhf: error: {ours}", file=sys.stderr)  # noqa: T201
         raise SystemExit(1) from None
+
+
+def _cause_of_ours(error: BaseException | None) -> LitRLHFError | None:
+    """The error itself, or what jsonargparse wraps when a constructor raises."""
+    while error is not None and not isinstance(error, LitRLHFError):
+        error = error.__cause__
+    return error
 
 
 if __name__ == "__main__":

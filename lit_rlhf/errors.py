@@ -18,3 +18,7 @@ class DataError(LitRLHFError, ValueError):
 
 class RewardError(LitRLHFError, RuntimeError):
     """A reward function that raised or broke its contract. The message names the function and the row."""
+
+
+class DivergedError(LitRLHFError, RuntimeError):
+    """The policy's weights or log-probs are no longer finite."""

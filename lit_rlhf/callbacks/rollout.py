@@ -25,6 +25,9 @@ class RolloutCallback(L.Callback):
     ...         return rollout.replace(rewards=rollout.rewards * factor)
     """
 
+    runs_first = False
+    """Whether its hooks run before those of other callbacks, wherever it stands in the Trainer's list."""
+
     def on_rewards_end(
         self, trainer: L.Trainer, module: L.LightningModule, rollout: RolloutBatch
     ) -> RolloutBatch | None:

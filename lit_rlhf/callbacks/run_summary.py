@@ -55,7 +55,7 @@ def banner_rows(trainer: L.Trainer, module: PolicyModule, data: RolloutDataModul
     knobs = f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}, top-k {sampling.top_k or 'off'}"
     rows = [
         ("algorithm", type(module).__name__),
-        ("policy", f"{module.policy_name} ({_count(total)} parameters, {_count(trainable)} trainable)"),
+        ("policy", f"{module.model_name} ({_count(total)} parameters, {_count(trainable)} trainable)"),
         ("reference", reference),
         ("prompts", f"{len(data.prompts['train']):,} in {data.prompts['train'].name}"),
         ("rewards", ", ".join(data.scorer.names)),
@@ -84,7 +84,7 @@ def memory_estimate(module: PolicyModule, data: RolloutDataModule) -> str:
     weights = sum(p.numel() * p.element_size() for p in module.parameters()) / gib
     trained = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad) / gib
     rows = data.micro_batch_size or data.prompts_per_iteration * data.group_size
-    logits = 2 * 4 * rows * data.sampling.max_new_tokens * module.policy_config.get_text_config().vocab_size / gib
+    logits = 2 * 4 * rows * data.sampling.max_new_tokens * module.model_config.get_text_config().vocab_size / gib
     return (
         f"about {weights + 3 * trained + logits:.2f} GiB: weights {weights:.2f}, gradients and moments "
         f"{3 * trained:.2f}, logits up to {logits:.2f}; activations not counted"

@@ -28,6 +28,9 @@ class StdThresholdMask(RolloutCallback):
         zero_adv_threshold: Largest population standard deviation of a dead group.
     """
 
+    # What the user's own callbacks see and set in on_advantages_end is final.
+    runs_first = True
+
     def __init__(self, zero_adv_threshold: float = 1e-6) -> None:
         if zero_adv_threshold < 0:
             raise ConfigurationError(f"zero_adv_threshold must not be negative, got {zero_adv_threshold}")

@@ -6,13 +6,24 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lit_rlhf.data.encoding import encode_prompt
+    from lit_rlhf.data.preferences import PreferenceDataModule
     from lit_rlhf.data.prompts import Prompt, PromptDataset, load_prompts
     from lit_rlhf.data.rows import Rows, read_rows
     from lit_rlhf.data.supervised import SupervisedDataModule
 
-__all__ = ["Prompt", "PromptDataset", "Rows", "SupervisedDataModule", "encode_prompt", "load_prompts", "read_rows"]
+__all__ = [
+    "PreferenceDataModule",
+    "Prompt",
+    "PromptDataset",
+    "Rows",
+    "SupervisedDataModule",
+    "encode_prompt",
+    "load_prompts",
+    "read_rows",
+]
 
 _HOMES = {
+    "PreferenceDataModule": "preferences",
     "Prompt": "prompts",
     "PromptDataset": "prompts",
     "encode_prompt": "encoding",

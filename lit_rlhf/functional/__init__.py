@@ -18,10 +18,12 @@ from lit_rlhf.functional.masking import (
     position_ids,
 )
 from lit_rlhf.functional.pass_at_k import pass_at_k
+from lit_rlhf.functional.preference import bradley_terry_loss
 from lit_rlhf.functional.schedules import warmup_cosine
 
 __all__ = [
     "aggregate",
+    "bradley_terry_loss",
     "clipped_policy_loss",
     "clipped_tokens",
     "dead_groups",

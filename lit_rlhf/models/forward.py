@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,6 +46,74 @@ def model_inputs(
     return inputs
 
 
+@dataclass(frozen=True)
+class CompletionOutputs:
+    """What one forward pass says about the tokens of ``N`` completions of width ``T``; padding holds no meaning.
+
+    Args:
+        log_probs: ``(N, T)`` float32 nats of each token given what stands before it.
+        entropy: ``(N, T)`` of the distribution each token was drawn from, if asked for.
+        hidden: ``(N, T + 1, H)`` last hidden state before each token, and after the last column, if asked for.
+    """
+
+    log_probs: Tensor
+    entropy: Tensor | None = None
+    hidden: Tensor | None = None
+
+
+def completion_inputs(
+    model: nn.Module, prompt_ids: Tensor, prompt_lengths: Tensor, completion_ids: Tensor, completion_lengths: Tensor
+) -> dict[str, Any]:
+    """Inputs of one forward pass over prompts and their completions; logits for the completion positions only.
+
+    Args:
+        model: A Hugging Face model.
+        prompt_ids: ``(N, P)``, left-padded.
+        prompt_lengths: ``(N,)`` real tokens in each prompt.
+        completion_ids: ``(N, T)``, right-padded.
+        completion_lengths: ``(N,)`` real tokens in each completion.
+    """
+    width = completion_ids.shape[1]
+    prompt_mask = mask_from_lengths(prompt_lengths, prompt_ids.shape[1]).flip(-1)
+    attention_mask = torch.cat([prompt_mask, mask_from_lengths(completion_lengths, width)], dim=1)
+    input_ids = torch.cat([prompt_ids, completion_ids], dim=1)
+    return model_inputs(model, input_ids, attention_mask, position_ids(attention_mask), logits_to_keep=width + 1)
+
+
+def completion_outputs(
+    model: nn.Module,
+    prompt_ids: Tensor,
+    prompt_lengths: Tensor,
+    completion_ids: Tensor,
+    completion_lengths: Tensor,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+    with_hidden: bool = False,
+) -> CompletionOutputs:
+    """Log-probs, and on request entropies and hidden states, of completions.
+
+    Args:
+        model: A Hugging Face causal language model.
+        prompt_ids: ``(N, P)``, left-padded.
+        prompt_lengths: ``(N,)`` real tokens in each prompt.
+        completion_ids: ``(N, T)``, right-padded.
+        completion_lengths: ``(N,)`` real tokens in each completion.
+        temperature: The one that the tokens were sampled with.
+        with_entropy: Also give the exact entropy of each token's distribution.
+        with_hidden: Also give the last hidden states.
+    """
+    width = completion_ids.shape[1]
+    inputs = completion_inputs(model, prompt_ids, prompt_lengths, completion_ids, completion_lengths)
+    outputs = model(**inputs, **({"output_hidden_states": True} if with_hidden else {}))
+    # The logits at position p predict the token at p + 1: one more than the completion was kept, the last is dropped.
+    logits = outputs.logits[:, -(width + 1) : -1]
+    return CompletionOutputs(
+        token_log_probs(logits, completion_ids, temperature),
+        entropy(logits, temperature) if with_entropy else None,
+        outputs.hidden_states[-1][:, -(width + 1) :] if with_hidden else None,
+    )
+
+
 def completion_log_probs(
     model: nn.Module,
     prompt_ids: Tensor,
@@ -54,31 +123,21 @@ def completion_log_probs(
     temperature: float = 1.0,
     with_entropy: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probability of every completion token given what stands before it.
+    """Log-probs and entropies of :func:`completion_outputs`, whose arguments it takes.
 
     Args:
         model: A Hugging Face causal language model.
         prompt_ids: ``(N, P)``, left-padded.
-        prompt_lengths: ``(N,)`` real tokens in each prompt.
+        prompt_lengths: ``(N,)``.
         completion_ids: ``(N, T)``, right-padded.
-        completion_lengths: ``(N,)`` real tokens in each completion.
+        completion_lengths: ``(N,)``.
         temperature: The one that the tokens were sampled with.
-        with_entropy: Also return the exact entropy of each token's distribution.
+        with_entropy: Also return the entropies.
 
     Returns:
-        ``(N, T)`` float32 log-probs in nats and ``(N, T)`` entropies (or ``None``); padding holds meaningless values.
+        ``(N, T)`` float32 log-probs in nats and ``(N, T)`` entropies (or ``None``).
     """
-    width = completion_ids.shape[1]
-    attention_mask = torch.cat(
-        [
-            mask_from_lengths(prompt_lengths, prompt_ids.shape[1]).flip(-1),
-            mask_from_lengths(completion_lengths, width),
-        ],
-        dim=1,
+    outputs = completion_outputs(
+        model, prompt_ids, prompt_lengths, completion_ids, completion_lengths, temperature, with_entropy
     )
-    input_ids = torch.cat([prompt_ids, completion_ids], dim=1)
-    # The logits at position p predict the token at p + 1: keep one more than the completion, drop the last.
-    inputs = model_inputs(model, input_ids, attention_mask, position_ids(attention_mask), logits_to_keep=width + 1)
-    logits = model(**inputs).logits[:, -(width + 1) : -1]
-    log_probs = token_log_probs(logits, completion_ids, temperature)
-    return log_probs, entropy(logits, temperature) if with_entropy else None
+    return outputs.log_probs, outputs.entropy

@@ -97,6 +97,31 @@ def load_causal_lm(
     return model.train()
 
 
+def load_backbone(
+    name_or_path: str, *, dtype: torch.dtype = torch.float32, attn_implementation: str | None = None
+) -> PreTrainedModel:
+    """Load a model without its language-model head, without dropout, in train mode.
+
+    Args:
+        name_or_path: Hub name or folder; a causal language model's is fine.
+        dtype: Type of the weights.
+        attn_implementation: Attention of ``transformers``; its own choice by default.
+
+    Raises:
+        ConfigurationError: No model can be loaded from there.
+    """
+    from transformers import AutoModel
+
+    config = load_config(name_or_path)
+    options: dict[str, Any] = {"dtype": dtype}
+    if attn_implementation is not None:
+        options["attn_implementation"] = attn_implementation
+    try:
+        return AutoModel.from_pretrained(name_or_path, config=config, **options).train()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(_not_found("model", name_or_path, error)) from error
+
+
 def eos_token_ids(
     name_or_path: str, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase | None
 ) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -14,20 +14,18 @@ from lit_rlhf.callbacks.completion_writer import CompletionWriter
 from lit_rlhf.callbacks.run_summary import RunSummary
 from lit_rlhf.callbacks.std_threshold_mask import StdThresholdMask
 from lit_rlhf.errors import ConfigurationError
-from lit_rlhf.functional.kl import kl_k1
-from lit_rlhf.functional.losses import loss_denominator
-from lit_rlhf.functional.masking import masked_sum
+from lit_rlhf.functional.losses import AGGREGATIONS, Aggregation, loss_denominator
 from lit_rlhf.metrics.iteration import IterationMetrics
-from lit_rlhf.models.forward import completion_log_probs
+from lit_rlhf.models.lora import without_adapter
 from lit_rlhf.models.reference import FrozenReference, forget_missing_reference
 from lit_rlhf.modules.evaluation import HeldOutEvaluation
+from lit_rlhf.modules.policy_loss import POLICY_MEANS, KLPlacement, PolicyLoss
 from lit_rlhf.modules.rollout_log import ROLLOUT_MEANS, RolloutLog
+from lit_rlhf.modules.scoring import by_parts, forward_rows
 
 if TYPE_CHECKING:
-    from lit_rlhf.functional.losses import Aggregation
+    from lit_rlhf.models.forward import CompletionOutputs
     from lit_rlhf.rollout.batch import MicroBatch, RolloutBatch
-
-KLPlacement = Literal["reward", "loss"]
 
 # Below this gap in float32 the engine's log-probs and the training forward's are the same numbers.
 LOG_PROB_TOLERANCE = 1e-5
@@ -37,12 +35,16 @@ class PolicyModule(HeldOutEvaluation):
     """A policy trained on rollouts. Subclasses give :meth:`compute_advantages` and :meth:`loss`.
 
     Args:
-        policy: See :class:`~lit_rlhf.modules.causal_lm.CausalLMModule`.
-        kl_coef: Weight of the KL penalty; at 0 no reference is loaded.
-        kl_placement: ``reward`` or ``loss``.
-        loss_aggregation: ``token_mean``, ``sequence_mean`` or ``constant``, see ``functional.losses.aggregate``.
-        entropy_coef: Weight of the entropy bonus.
-        optimization: Options of :class:`~lit_rlhf.modules.causal_lm.CausalLMModule`.
+        policy: Hub name or folder of the model to train; it is the reference, too.
+        kl_coef: Weight of the KL penalty against the reference (useful range 0.01 to 0.1). At 0 no reference is loaded.
+        kl_placement: ``reward`` subtracts the penalty from the reward, ``loss`` adds it to the loss. A run must be
+            resumed with the placement it was started with.
+        clip_range: The importance ratio may fall to ``1 - clip_range`` and rise to ``1 + clip_range``.
+        clip_range_high: Another upper range, if given.
+        loss_aggregation: ``token_mean``, ``sequence_mean`` or ``constant`` (rows times ``max_new_tokens``), each over
+            the whole optimizer step.
+        entropy_coef: Weight of an entropy bonus.
+        options: Of :class:`~lit_rlhf.modules.causal_lm.CausalLMModule`: what concerns the model and the optimizer.
     """
 
     mean_names: tuple[str, ...] = ()
@@ -50,17 +52,25 @@ class PolicyModule(HeldOutEvaluation):
     def __init__(
         self,
         policy: str,
-        kl_coef: float,
-        kl_placement: KLPlacement,
-        loss_aggregation: Aggregation,
-        entropy_coef: float,
-        **optimization: Any,
+        kl_coef: float = 0.04,
+        kl_placement: KLPlacement = "reward",
+        clip_range: float = 0.2,
+        clip_range_high: float | None = None,
+        loss_aggregation: Aggregation = "token_mean",
+        entropy_coef: float = 0.0,
+        **options: Any,
     ) -> None:
-        super().__init__(policy, **optimization)
+        super().__init__(policy, **options)
         if kl_coef < 0:
             raise ConfigurationError(f"kl_coef must not be negative, got {kl_coef}")
         if kl_placement not in ("reward", "loss"):
             raise ConfigurationError(f"kl_placement must be 'reward' or 'loss', got {kl_placement!r}")
+        if loss_aggregation not in AGGREGATIONS:
+            raise ConfigurationError(
+                f"loss_aggregation must be one of {', '.join(AGGREGATIONS)}, got {loss_aggregation!r}"
+            )
+        clip_high = clip_range if clip_range_high is None else clip_range_high
+        self.policy_loss = PolicyLoss(clip_range, clip_high, kl_placement, entropy_coef)
         self.kl_coef = kl_coef
         self.kl_placement = kl_placement
         self.loss_aggregation = loss_aggregation
@@ -76,7 +86,7 @@ class PolicyModule(HeldOutEvaluation):
             return
         super().configure_model()
         assert self.policy is not None
-        if self.kl_coef > 0 and self.trainer.state.fn == "fit":
+        if self.kl_coef > 0 and not self.lora_rank and self.trainer.state.fn == "fit":
             self.reference = FrozenReference(self.policy)
 
     def setup(self, stage: str) -> None:
@@ -86,7 +96,7 @@ class PolicyModule(HeldOutEvaluation):
             raise ConfigurationError(f"{type(self).__name__} trains on a RolloutDataModule; pass it as datamodule=...")
         self.check_data(data.group_size)
         self.setup_evaluation(data, stage)
-        means = (*ROLLOUT_MEANS, *self.mean_names, *(f"reward/{name}" for name in data.scorer.names))
+        means = (*ROLLOUT_MEANS, *POLICY_MEANS, *self.mean_names, *(f"reward/{name}" for name in data.scorer.names))
         self.iteration_metrics = IterationMetrics(
             means, ["sampling/log_prob_gap", "policy/first_step_ratio_gap", "completion/max_length"]
         )
@@ -106,7 +116,11 @@ class PolicyModule(HeldOutEvaluation):
 
     def numerics_summary(self) -> str:
         """The choices that make up this objective, in one line."""
-        raise NotImplementedError
+        policy = self.policy_loss
+        penalty = f"KL in the {self.kl_placement}, coefficient {self.kl_coef:g}" if self.kl_coef else "no KL penalty"
+        clip = f"clip [{1 - policy.clip_low:g}, {1 + policy.clip_high:g}]"
+        bonus = f"; entropy bonus {self.entropy_coef:g}" if self.entropy_coef else ""
+        return f"{clip}; {self.loss_aggregation}; {penalty}{bonus}"
 
     # The rollout, as far as the module is concerned
 
@@ -119,27 +133,31 @@ class PolicyModule(HeldOutEvaluation):
             ratio_is_one: The rollout serves a single optimizer step.
         """
         changes: dict[str, Any] = {"kl_coef": self.kl_coef}
-        if not ratio_is_one or (self.reference is not None and self.kl_placement == "reward"):
+        penalised = self.kl_coef > 0
+        if not ratio_is_one or (penalised and self.kl_placement == "reward"):
             changes["old_log_probs"] = self._old_log_probs(rollout, parts)
-        if self.reference is not None:
-            changes["ref_log_probs"] = self._no_grad_log_probs(self.reference.model, rollout, parts)
+        if penalised:
+            changes["ref_log_probs"] = self._reference_log_probs(rollout, parts)
         return rollout.replace(**changes)
 
     def _old_log_probs(self, rollout: RolloutBatch, parts: list[list[int]]) -> Tensor:
         """The engine's own where they were found to equal the training forward's, else a pass of that forward."""
         if self.log_prob_gap is not None and self.log_prob_gap <= LOG_PROB_TOLERANCE:
             return rollout.sampling_log_probs
-        return self._no_grad_log_probs(self.policy, rollout, parts)
+        return self._policy_log_probs(self.policy, rollout, parts)
 
-    @torch.no_grad()
-    def _no_grad_log_probs(self, model: nn.Module | None, rollout: RolloutBatch, parts: list[list[int]]) -> Tensor:
+    def _reference_log_probs(self, rollout: RolloutBatch, parts: list[list[int]]) -> Tensor:
+        """Of the frozen copy, or of the base with the adapter switched off."""
+        if self.reference is not None:
+            return self._policy_log_probs(self.reference.model, rollout, parts)
+        assert self.policy is not None
+        with without_adapter(self.policy):
+            return self._policy_log_probs(self.policy, rollout, parts)
+
+    @staticmethod
+    def _policy_log_probs(model: nn.Module | None, rollout: RolloutBatch, parts: list[list[int]]) -> Tensor:
         assert model is not None
-        log_probs = torch.zeros_like(rollout.sampling_log_probs)
-        for rows in parts:
-            part = rollout.select(rows).trim()
-            values, _ = forward_rows(model, part)
-            log_probs[torch.tensor(rows, device=log_probs.device), : values.shape[1]] = values
-        return log_probs
+        return by_parts(rollout, parts, lambda rows: forward_rows(model, rows).log_probs)
 
     def compute_advantages(self, rollout: RolloutBatch) -> RolloutBatch:
         """Fill in ``advantages``; the only place where PPO and GRPO differ before the loss.
@@ -159,22 +177,30 @@ class PolicyModule(HeldOutEvaluation):
             ``(N,)`` bool.
         """
         assert rollout.advantages is not None
-        taught = rollout.completion_mask
+        taught = self.loss_mask(rollout)
         if self.entropy_coef == 0 and not (self.kl_placement == "loss" and rollout.kl_coef > 0):
             taught = taught & (rollout.advantages != 0)
         return taught.any(dim=-1)
 
+    def loss_mask(self, rollout: RolloutBatch) -> Tensor:
+        """Tokens that are learned from: rows that nobody scored are not.
+
+        Args:
+            rollout: ``N`` rows.
+
+        Returns:
+            ``(N, T)`` bool.
+        """
+        return rollout.completion_mask & rollout.scored_mask[:, None]
+
     def loss_denominator(self, rollout: RolloutBatch, max_new_tokens: int) -> float:
-        """This rank's share of an optimizer step's loss denominator. Rows that nobody scored leave it.
+        """This rank's share of an optimizer step's loss denominator; ``constant`` counts unscored rows too.
 
         Args:
             rollout: Rows of the step.
             max_new_tokens: The sampling limit.
         """
-        mask = rollout.completion_mask
-        if self.loss_aggregation != "constant":
-            mask = mask & rollout.scored_mask[:, None]
-        return loss_denominator(mask, self.loss_aggregation, max_new_tokens)
+        return loss_denominator(self.loss_mask(rollout), self.loss_aggregation, max_new_tokens)
 
     # The optimizer step
 
@@ -184,21 +210,28 @@ class PolicyModule(HeldOutEvaluation):
         self._step_is_dead = batch.dead_step
         if batch_idx == 0:
             self.rollout_log.training_started = time.perf_counter()
-        with_bonus = self.entropy_coef > 0
-        log_probs, entropy = forward_rows(self.policy, batch.rows, with_entropy=True, train_entropy=with_bonus)
-        assert entropy is not None
+        outputs = self.forward_train(batch.rows)
         if batch.step == 0:
-            self._measure_gap(log_probs.detach(), batch)
-        loss = self.loss(log_probs, entropy, batch)
+            self._measure_gap(outputs.log_probs.detach(), batch)
+        loss = self.loss(outputs, batch)
+        self.iteration_metrics.update({"loss": (loss.detach(), batch.last_of_step / self.trainer.world_size)})
         # Lightning divides by the number of accumulated micro-batches, the strategy by the number of ranks.
         return loss * self.trainer.accumulate_grad_batches * self.trainer.world_size
 
-    def loss(self, log_probs: Tensor, entropy: Tensor, batch: MicroBatch) -> Tensor:
+    def forward_train(self, rows: RolloutBatch) -> CompletionOutputs:
+        """Log-probs and entropies of the policy, with a graph.
+
+        Args:
+            rows: Of a micro-batch.
+        """
+        assert self.policy is not None
+        return forward_rows(self.policy, rows, with_entropy=True)
+
+    def loss(self, outputs: CompletionOutputs, batch: MicroBatch) -> Tensor:
         """The micro-batch's share of the step's loss.
 
         Args:
-            log_probs: ``(N, T)`` with a graph.
-            entropy: ``(N, T)``, with a graph where it is part of the loss.
+            outputs: Of :meth:`forward_train`.
             batch: Rows and the step's denominator.
 
         Returns:
@@ -225,16 +258,16 @@ class PolicyModule(HeldOutEvaluation):
         """Clip, and log the norm."""
         super().configure_gradient_clipping(*args, **kwargs)
         dead = float(self._step_is_dead)
-        norm = {} if self.grad_norm is None else {"policy/grad_norm": (self.grad_norm, 1)}
-        self.iteration_metrics.update({"policy/dead_steps": (dead, 1), **norm})
+        norms = {f"{name}/grad_norm": (norm, 1) for name, norm in self.grad_norms.items()}
+        self.iteration_metrics.update({"policy/dead_steps": (dead, 1), **norms})
 
     # Callbacks, logs and checkpoints
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Schedule, export, std-threshold mask, summary and writer of predictions, unless the Trainer has them."""
-        defaults: list[L.Callback] = [StdThresholdMask(), RunSummary(), CompletionWriter()]
-        present = {type(callback) for callback in self.trainer.callbacks}  # type: ignore[attr-defined]
-        return super().configure_callbacks() + [callback for callback in defaults if type(callback) not in present]
+        return super().configure_callbacks() + self.unless_present(
+            [StdThresholdMask(), RunSummary(), CompletionWriter()]
+        )
 
     def on_train_epoch_end(self) -> None:
         """Log the iteration, reduced once over micro-batches and ranks."""
@@ -245,11 +278,17 @@ class PolicyModule(HeldOutEvaluation):
         self.iteration_metrics.reset()
         self.log_prob_gap = values.get("sampling/log_prob_gap", self.log_prob_gap)
         values.update(self.rollout_log.phases(data, self.trainer))
+        values.update(self.extra_metrics())
         values["kl/coef"] = self.kl_coef
         for group in self.trainer.optimizers[0].param_groups:
             values[f"lr/{group.get('name', 'policy')}"] = group["lr"]
+        values["step"] = self.trainer.global_step  # the x-axis: optimizer steps done
         for name, value in values.items():
             self.log(name, value, prog_bar=name in ("reward", "kl", "loss"))
+
+    def extra_metrics(self) -> dict[str, float]:
+        """Quantities of the iteration that are no mean, by name; the same on all ranks."""
+        return {}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save what the module remembers between iterations; refuse to save in the middle of one."""
@@ -271,49 +310,3 @@ class PolicyModule(HeldOutEvaluation):
                 "resume with the same one, or start a new run from the exported policy"
             )
         self.log_prob_gap = saved.get("log_prob_gap")
-
-
-def forward_rows(
-    model: nn.Module, rows: RolloutBatch, with_entropy: bool = False, train_entropy: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """Log-probs (and entropies) of a batch's completion tokens under a model.
-
-    Args:
-        model: Policy or reference.
-        rows: ``(N, T)`` completions.
-        with_entropy: Also give entropies.
-        train_entropy: With a graph.
-    """
-    log_probs, entropy = completion_log_probs(
-        model,
-        rows.prompt_ids,
-        rows.prompt_lengths,
-        rows.completion_ids,
-        rows.completion_lengths,
-        rows.temperature,
-        with_entropy,
-    )
-    return log_probs, entropy if entropy is None or train_entropy else entropy.detach()
-
-
-def sequence_kl(rollout: RolloutBatch) -> Tensor | None:
-    """Per-token k1 of the rollout against the reference, ``(N, T)``, 0 outside the mask; ``None`` without one.
-
-    Args:
-        rollout: Scored rows.
-    """
-    if rollout.ref_log_probs is None:
-        return None
-    old = rollout.sampling_log_probs if rollout.old_log_probs is None else rollout.old_log_probs
-    zero = torch.zeros((), device=old.device)
-    return torch.where(rollout.completion_mask, kl_k1(old, rollout.ref_log_probs), zero)
-
-
-def masked_total(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum and count over the tokens that count, for the metrics.
-
-    Args:
-        values: ``(N, T)``.
-        mask: ``(N, T)`` bool.
-    """
-    return masked_sum(values.detach(), mask), mask.sum()

@@ -99,7 +99,7 @@ class HeldOutEvaluation(CausalLMModule):
 
     def _log_held_out(self, prefix: str) -> None:
         # Already reduced over ranks by the metrics.
-        self.log_dict(self._computed(prefix), prog_bar=False, sync_dist=False)
+        self.log_dict({**self._computed(prefix), "step": float(self.trainer.global_step)})
 
     def _computed(self, prefix: str) -> dict[str, float]:
         values = {f"{prefix}/{name}": float(metric.compute()) for name, metric in self.held_out.items()}

@@ -11,6 +11,7 @@ import torch
 
 from lit_rlhf.functional.advantages import dead_groups, group_std
 from lit_rlhf.functional.masking import masked_sum
+from lit_rlhf.modules.scoring import rollout_kl
 
 if TYPE_CHECKING:
     import lightning as L
@@ -72,9 +73,7 @@ class RolloutLog:
             values = rollout.reward_components[:, place]
             means[f"reward/{name}"] = (values.nan_to_num(0.0).sum(), (~values.isnan()).sum())
         if rollout.ref_log_probs is not None:
-            from lit_rlhf.modules.base import sequence_kl
-
-            kl = sequence_kl(rollout)
+            kl = rollout_kl(rollout)
             assert kl is not None
             means["kl"] = (kl.sum(), rows)
             means["kl/per_token"] = (kl.sum(), rollout.completion_mask.sum())

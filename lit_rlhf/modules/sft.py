@@ -25,42 +25,11 @@ class SFTModule(CausalLMModule):
     Args:
         policy: Hub name or folder of the model to train. Its tokenizer comes from the same place.
         lr: Learning rate after warm-up.
-        weight_decay: AdamW's decoupled weight decay.
-        betas: AdamW's moments.
-        max_grad_norm: Gradients are scaled down to this norm, unless the Trainer's ``gradient_clip_val`` says another;
-            ``None`` switches it off.
-        warmup_ratio: Share of all optimizer steps during which the learning rate rises; a cosine follows.
-        dtype: Type of the weights: ``float32``, ``bfloat16`` or ``float16``.
-        random_init: Take only the configuration from ``policy`` and train from new weights.
-        attn_implementation: Attention of transformers, for instance ``sdpa`` or ``eager``; its own choice by default.
-        gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
+        options: Of :class:`~lit_rlhf.modules.causal_lm.CausalLMModule`: what concerns the model and the optimizer.
     """
 
-    def __init__(
-        self,
-        policy: str,
-        lr: float = 2e-5,
-        weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.95),
-        max_grad_norm: float | None = 1.0,
-        warmup_ratio: float = 0.03,
-        dtype: str = "float32",
-        random_init: bool = False,
-        attn_implementation: str | None = None,
-        gradient_checkpointing: bool = False,
-    ) -> None:
-        super().__init__(
-            policy,
-            lr=lr,
-            weight_decay=weight_decay,
-            betas=betas,
-            max_grad_norm=max_grad_norm,
-            warmup_ratio=warmup_ratio,
-            dtype=dtype,
-            random_init=random_init,
-            attn_implementation=attn_implementation,
-            gradient_checkpointing=gradient_checkpointing,
-        )
+    def __init__(self, policy: str, lr: float = 2e-5, **options: Any) -> None:
+        super().__init__(policy, lr=lr, **options)
         # Sums and counts of tokens, so that batches and ranks of any size give the mean over all tokens.
         self.val_loss = MeanMetric(nan_strategy="disable")
         self.val_token_accuracy = MeanMetric(nan_strategy="disable")

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lit_rlhf.rewards.combine import RewardScorer, RewardScores
     from lit_rlhf.rewards.math import MathAnswer
     from lit_rlhf.rewards.protocol import RewardFunction, call_reward
+    from lit_rlhf.rewards.reward_model import RewardModel
     from lit_rlhf.rewards.text import ExactMatch, FormatMatch, ThinkFormat
 
 _MODULES = {
@@ -19,6 +20,7 @@ _MODULES = {
     "FormatMatch": "text",
     "MathAnswer": "math",
     "RewardFunction": "protocol",
+    "RewardModel": "reward_model",
     "RewardScorer": "combine",
     "RewardScores": "combine",
     "ThinkFormat": "text",
@@ -30,6 +32,7 @@ __all__ = [
     "FormatMatch",
     "MathAnswer",
     "RewardFunction",
+    "RewardModel",
     "RewardScorer",
     "RewardScores",
     "ThinkFormat",

@@ -42,6 +42,7 @@ class RolloutBatch:
         advantages: ``(N, T)`` float32, set by the module.
         values: ``(N, T)`` of a critic, if there is one.
         returns: ``(N, T)`` regression targets of a critic.
+        bootstrap_values: ``(N,)`` a critic's value of the state that each completion ends in.
     """
 
     prompt_ids: Tensor = field(metadata=_PER_ROW)
@@ -66,6 +67,7 @@ class RolloutBatch:
     advantages: Tensor | None = field(default=None, metadata=_PER_ROW)
     values: Tensor | None = field(default=None, metadata=_PER_ROW)
     returns: Tensor | None = field(default=None, metadata=_PER_ROW)
+    bootstrap_values: Tensor | None = field(default=None, metadata=_PER_ROW)
 
     def __len__(self) -> int:
         return len(self.completion_lengths)

@@ -78,6 +78,12 @@ def check_trainer(data: RolloutDataModule, trainer: L.Trainer) -> int | None:
             f"limit_train_batches={limit} would throw away part of every rollout; "
             "lower prompts_per_iteration or max_epochs instead"
         )
+    steps = data.optimizer_steps_per_iteration
+    if trainer.max_steps > 0 and trainer.max_steps % steps:
+        raise ConfigurationError(
+            f"max_steps={trainer.max_steps} would end inside an iteration of {steps} optimizer steps "
+            f"(passes x steps_per_pass): use a multiple of {steps}, or max_epochs"
+        )
     asked = trainer.accumulate_grad_batches
     if asked == 1:
         return None

@@ -13,7 +13,6 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
-from lit_rlhf.callbacks.rollout import RolloutCallback
 from lit_rlhf.data.prompts import PromptDataset, load_prompts
 from lit_rlhf.engines.base import RolloutEngine, SamplingParams
 from lit_rlhf.engines.transformers import TransformersEngine
@@ -21,10 +20,10 @@ from lit_rlhf.models.loading import context_length, eos_token_ids
 from lit_rlhf.rewards.combine import RewardScorer
 from lit_rlhf.rollout.batch import MicroBatch, RolloutBatch
 from lit_rlhf.rollout.checks import check_lengths, check_options, check_trainer
-from lit_rlhf.rollout.generation import PhaseTimer, evaluation_mode, sample_completions, score_completions
-from lit_rlhf.rollout.loader import MicroBatches, micro_batch_loader, share_over_ranks
-from lit_rlhf.rollout.plan import StepPlan, plan_steps
-from lit_rlhf.rollout.sampler import PromptSampler, RankLocalSampler
+from lit_rlhf.rollout.generation import PhaseTimer
+from lit_rlhf.rollout.loader import micro_batch_loader
+from lit_rlhf.rollout.pipeline import cut_into_steps, make_rollout
+from lit_rlhf.rollout.sampler import RankLocalSampler
 
 _log = logging.getLogger(__name__)
 
@@ -96,7 +95,7 @@ class RolloutDataModule(L.LightningDataModule):
         top_p: float = 1.0,
         top_k: int = 0,
         min_p: float = 0.0,
-        stop: list[str] | None = None,
+        stop: str | list[str] | None = None,
         passes: int = 1,
         steps_per_pass: int = 1,
         micro_batch_size: int | None = None,
@@ -113,9 +112,9 @@ class RolloutDataModule(L.LightningDataModule):
     ) -> None:
         super().__init__()
         self.sources = {"train": train, "val": val, "test": test if test is not None else val}
-        functions = rewards if isinstance(rewards, list) else [] if rewards is None else [rewards]
+        functions = [] if rewards is None else [rewards] if callable(rewards) else list(rewards)
         self.scorer = RewardScorer(functions, reward_weights, on_error=on_reward_error)
-        self.verifier = RewardScorer([verifier or functions[0]], on_error=on_reward_error)
+        self.verifier = RewardScorer([verifier], on_error=on_reward_error) if verifier else None
         self.verifier_threshold = verifier_threshold
         self.prompt_column = prompt_column
         self.system_prompt = system_prompt
@@ -147,7 +146,7 @@ class RolloutDataModule(L.LightningDataModule):
         self._loader_step = -1
         self._drawn = 0
         self._to_draw = 0
-        self._accumulate: int | None = None
+        self.micro_batches: int | None = None
         self._trainer_options: dict[str, Any] = {}
 
     @property
@@ -170,7 +169,12 @@ class RolloutDataModule(L.LightningDataModule):
             self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
         if stage == "fit":
             self._trainer_options = {name: getattr(self.trainer, name) for name in _SET_DURING_FIT}
-            self._accumulate = check_trainer(self, self.trainer)
+            self.micro_batches = check_trainer(self, self.trainer)
+            if self.sampling.restricted:
+                _log.warning(
+                    "top_k, top_p or min_p restrict sampling, but log-probs are of the unrestricted distribution: "
+                    "the samples are not quite the policy's own"
+                )
             if self.sources["val"] is None:
                 self.trainer.limit_val_batches = 0
         needed = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("test",)}[stage]
@@ -182,7 +186,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.sampling = SamplingParams(
             **{
                 **vars(self.sampling),
-                "eos_token_ids": eos_token_ids(module.policy_name, module.policy_config, module.tokenizer),
+                "eos_token_ids": eos_token_ids(module.model_name, module.model_config, module.tokenizer),
                 "pad_token_id": module.tokenizer.pad_token_id or 0,
             }
         )
@@ -206,10 +210,10 @@ class RolloutDataModule(L.LightningDataModule):
             max_prompt_length=self.max_prompt_length,
             overlong=self.overlong_prompts,
         )
-        for scorer in (self.scorer, self.verifier) if split != "train" else (self.scorer,):
+        for scorer in [self.scorer] + ([self.verifier] if self.verifier and split != "train" else []):
             scorer.check(prompts.columns)
             self._report_golds(scorer, prompts)
-        check_lengths(prompts, split, self.sampling.max_new_tokens, context_length(module.policy_config))
+        check_lengths(prompts, split, self.sampling.max_new_tokens, context_length(module.model_config))
         return prompts
 
     @staticmethod
@@ -231,88 +235,15 @@ class RolloutDataModule(L.LightningDataModule):
         """
         assert self.trainer is not None
         if self._loader is None or self._loader_step != self.trainer.global_step:
-            self._loader = self._cut(self._make_rollout(self.iteration))
+            self.rollout = None  # the previous one is released before the next is made
+            self.timer = PhaseTimer()
+            self.rollout = make_rollout(self, self.trainer, self.iteration)
+            data = cut_into_steps(self, self.trainer, self.rollout, self._on_draw)
+            self.trainer.accumulate_grad_batches = data.micro_batches
+            self._drawn, self._to_draw = 0, len(data)
+            self._loader = micro_batch_loader(data)
             self._loader_step = self.trainer.global_step
         return self._loader
-
-    def _make_rollout(self, iteration: int) -> RolloutBatch:
-        assert self.trainer is not None
-        assert self.seed is not None
-        trainer, module = self.trainer, self.trainer.lightning_module
-        self.rollout = None  # the previous one is released before the next is made
-        self.timer = PhaseTimer()
-        data = self.prompts["train"]
-        sampler = PromptSampler(len(data), self.prompts_per_iteration, self.seed, self.shuffle)
-        drawn = sampler.draw(iteration)
-        # Group numbers are those of the iteration, the same on any number of ranks.
-        mine = range(trainer.global_rank, len(drawn), trainer.world_size)
-        prompts = [data[drawn[number]] for number in mine]
-        with evaluation_mode(module):
-            with self.timer("generation"):
-                rollout = sample_completions(
-                    module.policy,  # type: ignore[arg-type]
-                    self.engine,
-                    module.tokenizer,  # type: ignore[arg-type]
-                    prompts,
-                    list(mine),
-                    self.group_size,
-                    self.sampling,
-                    self.seed,
-                    iteration,
-                )
-            with self.timer("rewards"):
-                rollout = score_completions(rollout, prompts, self.scorer)
-            rollout = self._call_hooks("on_rewards_end", rollout)
-            with self.timer("reference"):
-                parts = [part for step in self._plan(rollout, passes=1, steps_per_pass=1) for part in step]
-                rollout = module.score_rollout(rollout, parts, self.optimizer_steps_per_iteration == 1)  # type: ignore[operator]
-            rollout = self._call_hooks("on_rollout_end", rollout)
-            rollout = module.compute_advantages(rollout)  # type: ignore[operator]
-            rollout = self._call_hooks("on_advantages_end", rollout)
-        self.rollout = rollout
-        return rollout
-
-    def _call_hooks(self, hook: str, rollout: RolloutBatch) -> RolloutBatch:
-        assert self.trainer is not None
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, RolloutCallback):
-                changed = getattr(callback, hook)(self.trainer, self.trainer.lightning_module, rollout)
-                rollout = rollout if changed is None else changed
-        return rollout
-
-    def _plan(self, rollout: RolloutBatch, passes: int, steps_per_pass: int) -> list[StepPlan]:
-        return plan_steps(
-            rollout,
-            num_groups=self.prompts_per_iteration,
-            passes=passes,
-            steps_per_pass=steps_per_pass,
-            micro_batch_size=self.micro_batch_size,
-            micro_batch_tokens=self.micro_batch_tokens,
-            micro_batches=self._accumulate,
-            seed=(self.seed or 0, self.iteration),
-        )
-
-    def _cut(self, rollout: RolloutBatch) -> DataLoader:
-        """Cut into micro-batches; denominators and dead steps are agreed on by all ranks."""
-        assert self.trainer is not None
-        module: PolicyModule = self.trainer.lightning_module  # type: ignore[assignment]
-        plan = self._plan(rollout, self.passes, self.steps_per_pass)
-        live = module.live_rows(rollout)
-        denominators, live_rows = [], []
-        for step in plan:
-            rows = [row for part in step for row in part]
-            denominators.append(module.loss_denominator(rollout.select(rows), self.sampling.max_new_tokens))
-            live_rows.append(int(live[rows].sum()) if rows else 0)
-        shared = share_over_ranks(
-            plan,
-            torch.tensor(denominators, dtype=torch.float64, device=module.device),
-            torch.tensor(live_rows, dtype=torch.float64, device=module.device),
-            self.trainer.strategy,
-        )
-        data = MicroBatches(rollout, plan, *shared, len(plan) == 1, self._on_draw)
-        self.trainer.accumulate_grad_batches = data.micro_batches
-        self._drawn, self._to_draw = 0, len(data)
-        return micro_batch_loader(data)
 
     def _on_draw(self, number: int) -> None:
         if number == 0:

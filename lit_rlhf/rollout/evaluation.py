@@ -67,8 +67,8 @@ def _judge(
             iteration=0,
             stream=EVALUATION_STREAM,
         )
-        judged = score_completions(rollout, prompts, data.verifier)
         scored = score_completions(rollout, prompts, data.scorer)
-    # Where the verifier abstained nothing was shown to be right.
-    correct = (judged.rewards >= data.verifier_threshold) & judged.scored_mask
+        judged = score_completions(rollout, prompts, data.verifier) if data.verifier else scored
+    # Where the verifier abstained (NaN) nothing was shown to be right.
+    correct = judged.reward_components[:, 0] >= data.verifier_threshold
     return Judged(scored, correct.reshape(len(prompts), n))

@@ -42,6 +42,11 @@ def plan_steps(
     Returns:
         ``passes * steps_per_pass`` steps, each a list of micro-batches, each a list of rows. A step may be empty.
     """
+    if len(rollout) and int(rollout.group_index.max()) >= num_groups:
+        raise ValueError(
+            f"group_index must lie below the iteration's {num_groups} prompts, got {int(rollout.group_index.max())}: "
+            "redrawn rows take the number of the group that they replace"
+        )
     groups: dict[int, list[int]] = {}
     for row, group in enumerate(rollout.group_index.tolist()):
         groups.setdefault(group, []).append(row)

@@ -104,7 +104,7 @@ def test_the_banner_without_a_reference(fit, capsys):
     assert "1 optimizer step, 1 micro-batch each" in banner
 
 
-def test_the_results(fit, make_data, capsys, watch, rows, tmp_path):
+def test_what_was_reached(fit, make_data, capsys, watch, rows, tmp_path):
     keep = ModelCheckpoint(tmp_path / "kept", every_n_epochs=1, save_on_train_epoch_end=True)
     module = fit(make_data(val=rows), [keep], module={"lr": 3e-2}, enable_checkpointing=True)
     results = squeezed(capsys.readouterr().out.split("results")[1])

@@ -97,7 +97,9 @@ def test_a_rank_without_a_live_row(tmp_path, policy_dir, rows):
 
     def only_even_groups(completions: list[str], prompts: list[str]) -> list[float]:
         texts = [row["prompt"] for row in rows]
-        return [float(len(text)) if texts.index(p) % 2 == 0 else 1.0 for p, text in zip(prompts, completions)]
+        return [
+            float(len(text)) if texts.index(p) % 2 == 0 else 1.0 for p, text in zip(prompts, completions, strict=True)
+        ]
 
     options = {"shuffle": False, "module": {"kl_coef": 0.0}}
     (single,) = run(tmp_path / "one", policy_dir, rows, [only_even_groups], 1, **options)

@@ -1,0 +1,84 @@
+"""Low-rank adapters: one for the policy, and one for a critic on the same base."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+# peft writes the adapter of this name to the top of an exported folder, where plain transformers finds it.
+POLICY_ADAPTER, VALUE_ADAPTER = "default", "value"
+
+
+def add_lora(
+    model: nn.Module,
+    rank: int,
+    alpha: float | None = None,
+    target_modules: str | Sequence[str] = "all-linear",
+    adapter_name: str = POLICY_ADAPTER,
+) -> PeftModel:
+    """Freeze a model and train a low-rank adapter on it; at the start the adapter changes nothing.
+
+    Args:
+        model: A Hugging Face model, or a peft model that gets a further adapter.
+        rank: Of the update.
+        alpha: The update is scaled by ``alpha / rank``; twice the rank by default.
+        target_modules: Names of the linear layers, or ``all-linear``.
+        adapter_name: Of the adapter.
+    """
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    targets = target_modules if isinstance(target_modules, str) else list(target_modules)
+    # No dropout: log-probs at rollout and in training are compared.
+    config = LoraConfig(r=rank, lora_alpha=int(alpha or 2 * rank), lora_dropout=0.0, target_modules=targets)
+    if isinstance(model, PeftModel):
+        trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        model.add_adapter(adapter_name, config)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in trainable or f".{adapter_name}." in name)
+        return model
+    return get_peft_model(model, config, adapter_name=adapter_name)
+
+
+def is_adapted(model: nn.Module | None) -> bool:
+    """Whether a model carries adapters.
+
+    Args:
+        model: Any module.
+    """
+    return hasattr(model, "peft_config")
+
+
+@contextlib.contextmanager
+def active_adapter(model: nn.Module, adapter_name: str) -> Iterator[None]:
+    """Run the block with one adapter active; afterwards the active one, and who is trained, is as before.
+
+    Args:
+        model: A peft model.
+        adapter_name: Of the adapter.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    before = [list(layer.active_adapters) for layer in layers]
+    for layer in layers:
+        layer._active_adapter = [adapter_name]  # set_adapter would also freeze the others
+    try:
+        yield
+    finally:
+        for layer, names in zip(layers, before, strict=True):
+            layer._active_adapter = names
+
+
+def without_adapter(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Run the block with the bare base model: the reference of an adapter that started at zero.
+
+    Args:
+        model: A peft model.
+    """
+    return model.disable_adapter()  # type: ignore[operator]

@@ -1,0 +1,254 @@
+r"""PPO: a critic predicts the return at every token; advantages are what exceeded it.
+
+Sources: Schulman et al. (arXiv 1707.06347), Ouyang et al. (arXiv 2203.02155). Deviations, each an option:
+
+* the KL penalty is a reward of each token (as in the second source), not part of the loss;
+* the value after the last token is 0, for truncated completions too: their outcome reward covers them, and
+  bootstrapping would pay for never stopping;
+* advantages are whitened over the whole rollout and all ranks, never over a micro-batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_rlhf.errors import ConfigurationError
+from lit_rlhf.functional.critic import (
+    clipped_value_loss,
+    clipped_values,
+    critic_error,
+    critic_moments,
+    explained_variance,
+)
+from lit_rlhf.functional.gae import gae_advantages, masked_moments, place_outcome, reward_to_go, standardize
+from lit_rlhf.functional.losses import aggregate
+from lit_rlhf.models.forward import CompletionOutputs
+from lit_rlhf.models.loading import load_backbone
+from lit_rlhf.models.lora import VALUE_ADAPTER, add_lora
+from lit_rlhf.models.value import CRITICS, Critic, CriticKind, adapter_hidden, completion_hidden, value_after_last
+from lit_rlhf.modules.base import PolicyModule
+from lit_rlhf.modules.pretrained import DTYPES, parameter_group
+from lit_rlhf.modules.scoring import by_parts, completion_of, forward_rows, masked_total, rollout_kl
+from lit_rlhf.rollout.batch import MicroBatch, RolloutBatch
+
+
+class PPOModule(PolicyModule):
+    """Proximal Policy Optimization of a Hugging Face causal language model, with a critic.
+
+    Args:
+        policy: Hub name or folder of the model to train; it is the reference, too.
+        critic: Where the critic's value head sits: on a backbone of its ``own``, on the policy's backbone (``shared``),
+            or on a second low-rank ``adapter`` of the shared base (needs ``lora_rank``).
+        critic_model: Hub name or folder of an own backbone; the policy's by default.
+        critic_lr: Learning rate of the critic (of the value head alone where the backbone is shared).
+        critic_max_grad_norm: Gradient-norm limit of the critic; ``null`` switches it off.
+        critic_warmup_iterations: During the first iterations only the critic learns.
+        value_coef: Weight of the value loss; by default 1 with an own backbone, else 0.1.
+        value_clip_range: The critic's values may move this far from those of the rollout before the loss ignores it.
+        gamma: Discount per token.
+        gae_lambda: 1 takes the whole return for the critic's word, 0 only the next value.
+        whiten_advantages: Scale advantages to mean 0 and variance 1 over the rollout.
+        bootstrap_truncated: Truncated completions that no reward function scored end in the critic's value.
+        lr: Learning rate of the policy after warm-up.
+        options: Of :class:`~lit_rlhf.modules.base.PolicyModule`: ``kl_coef``, ``kl_placement``, ``clip_range``,
+            ``loss_aggregation`` and what concerns the model and the optimizer.
+    """
+
+    mean_names = ("value/loss", "value/clip_fraction", "value/mean", "value/return", "value/grad_norm")
+
+    def __init__(
+        self,
+        policy: str,
+        critic: CriticKind = "own",
+        critic_model: str | None = None,
+        critic_lr: float = 1e-5,
+        critic_max_grad_norm: float | None = 1.0,
+        critic_warmup_iterations: int = 0,
+        value_coef: float | None = None,
+        value_clip_range: float = 0.2,
+        gamma: float = 1.0,
+        gae_lambda: float = 0.95,
+        whiten_advantages: bool = True,
+        bootstrap_truncated: bool = False,
+        lr: float = 1e-6,
+        **options: Any,
+    ) -> None:
+        super().__init__(policy, lr=lr, **options)
+        if critic not in CRITICS:
+            raise ConfigurationError(f"critic must be one of {', '.join(CRITICS)}, got {critic!r}")
+        if critic == "adapter" and not self.lora_rank:
+            raise ConfigurationError("critic='adapter' sits on the policy's frozen base: set lora_rank, too")
+        if critic_model is not None and critic != "own":
+            raise ConfigurationError(f"critic_model is the critic's own backbone, but critic is {critic!r}")
+        for name, value in (("gamma", gamma), ("gae_lambda", gae_lambda)):
+            if not 0.0 <= value <= 1.0:
+                raise ConfigurationError(f"{name} must lie in [0, 1], got {value}")
+        for name, value in (("critic_lr", critic_lr), ("value_clip_range", value_clip_range)):
+            if not value > 0:
+                raise ConfigurationError(f"{name} must be positive, got {value}")
+        if critic_warmup_iterations < 0:
+            raise ConfigurationError(f"critic_warmup_iterations must not be negative, got {critic_warmup_iterations}")
+        self.critic_kind = critic
+        self.critic_model = critic_model
+        self.critic_lr = critic_lr
+        self.critic_max_grad_norm = critic_max_grad_norm
+        self.critic_warmup_iterations = critic_warmup_iterations
+        self.value_coef = value_coef if value_coef is not None else 1.0 if critic == "own" else 0.1
+        self.value_clip_range = value_clip_range
+        self.gamma = gamma
+        self.gae_lambda = gae_lambda
+        self.whiten_advantages = whiten_advantages
+        self.bootstrap_truncated = bootstrap_truncated
+        self.critic: Critic | None = None
+        self._critic_moments: Tensor | None = None
+        self.save_hyperparameters()
+
+    def configure_model(self) -> None:
+        """Build policy, reference and critic."""
+        if self.policy is not None:
+            return
+        super().configure_model()
+        if self.critic_kind == "own":
+            name, dtype = self.critic_model or self.model_name, DTYPES[self.dtype_name]
+            backbone = load_backbone(name, dtype=dtype, attn_implementation=self.attn_implementation)
+            self.critic = Critic(backbone.config.get_text_config().hidden_size, backbone)
+            return
+        self.critic = Critic(self.model_config.get_text_config().hidden_size)
+        if self.critic_kind == "adapter":
+            assert self.policy is not None
+            add_lora(self.policy, self.lora_rank, self.lora_alpha, self.lora_target_modules, VALUE_ADAPTER)
+
+    def numerics_summary(self) -> str:
+        """The choices that make up this objective, in one line."""
+        white = "whitened" if self.whiten_advantages else "not whitened"
+        critic = f"critic {self.critic_kind}, lr {self.critic_lr:g}, warm-up {self.critic_warmup_iterations} iterations"
+        return f"GAE gamma {self.gamma:g}, lambda {self.gae_lambda:g}, {white}; {critic}; {super().numerics_summary()}"
+
+    def score_rollout(self, rollout: RolloutBatch, parts: list[list[int]], ratio_is_one: bool) -> RolloutBatch:
+        """Values besides the log-probs."""
+        rollout = super().score_rollout(rollout, parts, ratio_is_one)
+        values = by_parts(rollout, parts, self._values, extra_columns=1)
+        after = value_after_last(values, rollout.completion_lengths)
+        return rollout.replace(values=values[:, :-1], bootstrap_values=after)
+
+    def compute_advantages(self, rollout: RolloutBatch) -> RolloutBatch:
+        """GAE of the token rewards: the outcome at the last token, less the KL penalty at each."""
+        assert rollout.values is not None
+        assert rollout.bootstrap_values is not None
+        mask = self.loss_mask(rollout)
+        task_rewards = place_outcome(rollout.rewards, mask)
+        token_rewards = task_rewards
+        kl = rollout_kl(rollout)
+        if kl is not None and self.kl_placement == "reward":
+            token_rewards = token_rewards - rollout.kl_coef * kl
+        ends_in_value = self._bootstrapped(rollout)
+        bootstrap = torch.where(ends_in_value, rollout.bootstrap_values, torch.zeros_like(rollout.bootstrap_values))
+        advantages = gae_advantages(token_rewards, rollout.values, mask, self.gamma, self.gae_lambda, bootstrap)
+        returns = torch.where(mask, advantages + rollout.values, torch.zeros_like(advantages))
+        self._critic_moments = self._over_ranks(
+            critic_moments(reward_to_go(token_rewards, mask, self.gamma), rollout.values, mask)
+        )
+        if self.whiten_advantages:
+            moments = self._over_ranks(masked_moments(advantages, mask))
+            advantages = standardize(advantages, mask, moments)
+        return rollout.replace(advantages=advantages, returns=returns)
+
+    def loss_mask(self, rollout: RolloutBatch) -> Tensor:
+        """Tokens of rows that were scored, or that end in the critic's value."""
+        return rollout.completion_mask & (rollout.scored_mask | self._bootstrapped(rollout))[:, None]
+
+    def live_rows(self, rollout: RolloutBatch) -> Tensor:
+        """The critic learns from every row."""
+        return self.loss_mask(rollout).any(dim=-1)
+
+    def forward_train(self, rows: RolloutBatch) -> CompletionOutputs:
+        """Log-probs, entropies and, where the backbone is shared, the hidden states of one forward pass."""
+        assert self.policy is not None
+        return forward_rows(self.policy, rows, with_entropy=True, with_hidden=self.critic_kind == "shared")
+
+    def loss(self, outputs: CompletionOutputs, batch: MicroBatch) -> Tensor:
+        """Clipped surrogate, plus the clipped value loss; the critic's alone during its warm-up."""
+        rows = batch.rows
+        assert rows.values is not None
+        assert rows.returns is not None
+        mask = self.loss_mask(rows)
+        per_token, metrics = self.policy_loss(outputs, batch, mask)
+        values = self._values(rows, outputs.hidden)[:, :-1]
+        value_loss = clipped_value_loss(values, rows.values, rows.returns, self.value_clip_range)
+        clipped = clipped_values(values, rows.values, rows.returns, self.value_clip_range)
+        # Times 0 rather than left out: every parameter keeps its place in the graph, which DDP asks for.
+        per_token = per_token * (0.0 if self.critic_is_warming_up else 1.0) + self.value_coef * value_loss
+        self.iteration_metrics.update(
+            {
+                **metrics,
+                "value/loss": masked_total(value_loss, mask),
+                "value/clip_fraction": masked_total(clipped.float(), mask),
+                "value/mean": masked_total(rows.values, mask),
+                "value/return": masked_total(rows.returns, mask),
+            }
+        )
+        return aggregate(per_token, mask, batch.denominator, self.loss_aggregation)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """During the critic's warm-up the policy does not move at all."""
+        super().on_before_optimizer_step(optimizer)
+        if self.critic_is_warming_up:
+            for parameter in self._policy_parameters():
+                parameter.grad = None
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The policy's parameters and the critic's, each with its own learning rate and gradient norm."""
+        return [
+            parameter_group("policy", self._policy_parameters(), self.lr, self.max_grad_norm),
+            parameter_group("value", self._critic_parameters(), self.critic_lr, self.critic_max_grad_norm),
+        ]
+
+    def extra_metrics(self) -> dict[str, float]:
+        """How good the critic was at rollout, against the Monte Carlo reward-to-go."""
+        if self._critic_moments is None:
+            return {}
+        found = {
+            "value/error": float(critic_error(self._critic_moments)),
+            "value/explained_variance": float(explained_variance(self._critic_moments)),
+        }
+        return {name: value for name, value in found.items() if value == value}  # NaN is missing
+
+    @property
+    def critic_is_warming_up(self) -> bool:
+        """Whether the current iteration, the last one drawn, is one of the critic's alone."""
+        return self.trainer.datamodule.iteration <= self.critic_warmup_iterations  # type: ignore[attr-defined]
+
+    def _bootstrapped(self, rollout: RolloutBatch) -> Tensor:
+        return ~rollout.finished & ~rollout.scored_mask & self.bootstrap_truncated
+
+    def _values(self, rows: RolloutBatch, hidden: Tensor | None = None) -> Tensor:
+        """``(N, T + 1)`` values before each token and after the last column."""
+        assert self.critic is not None
+        assert self.policy is not None
+        if self.critic.backbone is not None:
+            hidden = completion_hidden(self.critic.backbone, *completion_of(rows))
+        elif self.critic_kind == "adapter":
+            hidden = adapter_hidden(self.policy, *completion_of(rows))
+        else:
+            if hidden is None:
+                hidden = forward_rows(self.policy, rows, with_hidden=True).hidden
+            assert hidden is not None
+            if self.critic_is_warming_up:
+                hidden = hidden.detach()
+        return self.critic.head(hidden)
+
+    def _over_ranks(self, moments: Tensor) -> Tensor:
+        return self.trainer.strategy.reduce(moments, reduce_op="sum")
+
+    def _policy_parameters(self) -> list[Tensor]:
+        assert self.policy is not None
+        return [p for name, p in self.policy.named_parameters() if f".{VALUE_ADAPTER}." not in name]
+
+    def _critic_parameters(self) -> list[Tensor]:
+        assert self.critic is not None
+        assert self.policy is not None
+        adapter = [p for name, p in self.policy.named_parameters() if f".{VALUE_ADAPTER}." in name]
+        return [*self.critic.parameters(), *adapter]

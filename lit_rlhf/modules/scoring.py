@@ -1,0 +1,85 @@
+"""Forward passes over the rows of a rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from lit_rlhf.functional.kl import kl_k1
+from lit_rlhf.functional.masking import masked_sum
+from lit_rlhf.models.forward import CompletionOutputs, completion_outputs
+
+if TYPE_CHECKING:
+    from lit_rlhf.rollout.batch import RolloutBatch
+
+
+def completion_of(rows: RolloutBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Prompt ids and lengths, completion ids and lengths: what a forward pass needs of a batch.
+
+    Args:
+        rows: ``N`` rows.
+    """
+    return rows.prompt_ids, rows.prompt_lengths, rows.completion_ids, rows.completion_lengths
+
+
+def forward_rows(
+    model: nn.Module, rows: RolloutBatch, with_entropy: bool = False, with_hidden: bool = False
+) -> CompletionOutputs:
+    """Log-probs of a batch's completion tokens under a model, at the batch's temperature.
+
+    Args:
+        model: Policy or reference.
+        rows: ``(N, T)`` completions.
+        with_entropy: Also give entropies.
+        with_hidden: Also give hidden states.
+    """
+    return completion_outputs(model, *completion_of(rows), rows.temperature, with_entropy, with_hidden)
+
+
+@torch.no_grad()
+def by_parts(
+    rollout: RolloutBatch, parts: list[list[int]], forward: Callable[[RolloutBatch], Tensor], extra_columns: int = 0
+) -> Tensor:
+    """Run a no-grad forward pass over a rollout in micro-batches, and put the results back in place.
+
+    Args:
+        rollout: ``N`` rows of completion width ``T``.
+        parts: Rows of each pass.
+        forward: From trimmed rows to ``(n, t + extra_columns)``.
+        extra_columns: Columns beyond the completion's.
+
+    Returns:
+        ``(N, T + extra_columns)`` float32, 0 where nothing was computed.
+    """
+    n, width = rollout.completion_ids.shape
+    result = torch.zeros(n, width + extra_columns, device=rollout.completion_ids.device)
+    for rows in parts:
+        values = forward(rollout.select(rows).trim())
+        result[torch.tensor(rows, device=result.device), : values.shape[1]] = values
+    return result
+
+
+def rollout_kl(rollout: RolloutBatch) -> Tensor | None:
+    """Per-token k1 of the rollout against the reference, ``(N, T)``, 0 outside the mask; ``None`` without one.
+
+    Args:
+        rollout: Scored rows.
+    """
+    if rollout.ref_log_probs is None:
+        return None
+    old = rollout.sampling_log_probs if rollout.old_log_probs is None else rollout.old_log_probs
+    zero = torch.zeros((), device=old.device)
+    return torch.where(rollout.completion_mask, kl_k1(old, rollout.ref_log_probs), zero)
+
+
+def masked_total(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum and count over the tokens that count, for the metrics.
+
+    Args:
+        values: ``(N, T)``.
+        mask: ``(N, T)`` bool.
+    """
+    return masked_sum(values.detach(), mask), mask.sum()

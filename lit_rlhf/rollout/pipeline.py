@@ -1,0 +1,121 @@
+"""The way of the data, once per iteration: prompts, completions, rewards, log-probs, advantages, optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import lightning as L
+import torch
+
+from lit_rlhf.callbacks.rollout import RolloutCallback
+from lit_rlhf.errors import DivergedError
+from lit_rlhf.rollout.batch import RolloutBatch
+from lit_rlhf.rollout.generation import evaluation_mode, sample_completions, score_completions
+from lit_rlhf.rollout.loader import MicroBatches, share_over_ranks
+from lit_rlhf.rollout.plan import StepPlan, plan_steps
+from lit_rlhf.rollout.sampler import PromptSampler
+
+if TYPE_CHECKING:
+    from lit_rlhf.modules.base import PolicyModule
+    from lit_rlhf.rollout.datamodule import RolloutDataModule
+
+
+def make_rollout(data: RolloutDataModule, trainer: L.Trainer, iteration: int) -> RolloutBatch:
+    """This rank's share of the iteration's rollout, with advantages.
+
+    Args:
+        data: Prompts, engine, sampling and rewards.
+        trainer: Its module scores the rollout, its callbacks may change it.
+        iteration: From 0; with the seed it decides prompts and random numbers.
+    """
+    assert data.seed is not None
+    module: PolicyModule = trainer.lightning_module  # type: ignore[assignment]
+    source = data.prompts["train"]
+    drawn = PromptSampler(len(source), data.prompts_per_iteration, data.seed, data.shuffle).draw(iteration)
+    # Group numbers are those of the iteration, the same on any number of ranks.
+    mine = range(trainer.global_rank, len(drawn), trainer.world_size)
+    prompts = [source[drawn[number]] for number in mine]
+    assert module.policy is not None
+    with evaluation_mode(module):
+        with data.timer("generation"):
+            rollout = sample_completions(
+                module.policy,
+                data.engine,
+                module.tokenizer,
+                prompts,
+                list(mine),
+                data.group_size,
+                data.sampling,
+                data.seed,
+                iteration,
+            )
+        _check_finite(rollout, trainer, iteration)
+        with data.timer("rewards"):
+            rollout = score_completions(rollout, prompts, data.scorer)
+        rollout = _call_hooks("on_rewards_end", trainer, rollout)
+        with data.timer("reference"):
+            parts = [part for step in _plan(data, rollout, passes=1, steps_per_pass=1) for part in step]
+            rollout = module.score_rollout(rollout, parts, data.optimizer_steps_per_iteration == 1)
+        rollout = _call_hooks("on_rollout_end", trainer, rollout)
+        rollout = module.compute_advantages(rollout)
+        return _call_hooks("on_advantages_end", trainer, rollout)
+
+
+def cut_into_steps(
+    data: RolloutDataModule, trainer: L.Trainer, rollout: RolloutBatch, on_draw: Callable[[int], None]
+) -> MicroBatches:
+    """Optimizer steps and micro-batches of a rollout; denominators and dead steps are agreed on by all ranks.
+
+    Args:
+        data: Says how to cut.
+        trainer: Sums over ranks.
+        rollout: After the last hook.
+        on_draw: Called as each micro-batch is drawn.
+    """
+    module: PolicyModule = trainer.lightning_module  # type: ignore[assignment]
+    plan = _plan(data, rollout, data.passes, data.steps_per_pass)
+    live = module.live_rows(rollout)
+    denominators, live_rows = [], []
+    for step in plan:
+        rows = [row for part in step for row in part]
+        denominators.append(module.loss_denominator(rollout.select(rows), data.sampling.max_new_tokens))
+        live_rows.append(int(live[rows].sum()) if rows else 0)
+    shared = share_over_ranks(
+        plan,
+        torch.tensor(denominators, dtype=torch.float64, device=module.device),
+        torch.tensor(live_rows, dtype=torch.float64, device=module.device),
+        trainer.strategy,
+    )
+    return MicroBatches(rollout, plan, *shared, ratio_is_one=len(plan) == 1, on_draw=on_draw)
+
+
+def _plan(data: RolloutDataModule, rollout: RolloutBatch, passes: int, steps_per_pass: int) -> list[StepPlan]:
+    return plan_steps(
+        rollout,
+        num_groups=data.prompts_per_iteration,
+        passes=passes,
+        steps_per_pass=steps_per_pass,
+        micro_batch_size=data.micro_batch_size,
+        micro_batch_tokens=data.micro_batch_tokens,
+        micro_batches=data.micro_batches,
+        seed=(data.seed or 0, data.iteration),
+    )
+
+
+def _call_hooks(hook: str, trainer: L.Trainer, rollout: RolloutBatch) -> RolloutBatch:
+    callbacks = [c for c in trainer.callbacks if isinstance(c, RolloutCallback)]  # type: ignore[attr-defined]
+    for callback in sorted(callbacks, key=lambda c: not c.runs_first):
+        changed = getattr(callback, hook)(trainer, trainer.lightning_module, rollout)
+        rollout = rollout if changed is None else changed
+    return rollout
+
+
+def _check_finite(rollout: RolloutBatch, trainer: L.Trainer, iteration: int) -> None:
+    """A policy with NaN weights would go on sampling the last token of the vocabulary for ever."""
+    finite = bool(rollout.sampling_log_probs.isfinite().all())
+    if not trainer.strategy.reduce_boolean_decision(finite, all=True):
+        raise DivergedError(
+            f"iteration {iteration}: the policy's log-probs are not finite, its weights have diverged. "
+            "Go back to the last checkpoint with a lower lr"
+        )
