@@ -22,12 +22,14 @@ PANELS = (
 
 
 def column(rows: list[dict[str, str]], name: str) -> tuple[list[int], list[float]]:
-    """Optimizer steps taken and values where a column has one; a held-out value is of the policy after its step."""
+    """Optimizer steps taken by the policy that was measured, and its values.
+
+    ``step`` counts the steps done when a row is written. A held-out value is of the policy after them; what an
+    iteration of one step logs of its rollout is of the policy before its step.
+    """
     chosen = [row for row in rows if row[name]]
-    # The first held-out row has no epoch: it is of the base model, before any step.
-    shift = 1 if name.startswith("val/") else 0
-    steps = [int(row["step"]) + (shift if row["epoch"] else 0) for row in chosen]
-    return steps, [float(row[name]) for row in chosen]
+    shift = 0 if name.startswith("val/") else 1
+    return [int(row["step"]) - shift for row in chosen], [float(row[name]) for row in chosen]
 
 
 def main() -> None:
@@ -50,7 +52,7 @@ def main() -> None:
         if len(lines) > 1:
             axis.legend(fontsize=8)
     for axis in axes[1]:
-        axis.set_xlabel("iteration")
+        axis.set_xlabel("optimizer steps taken")
     figure.savefig(options.output, dpi=110)
 
 

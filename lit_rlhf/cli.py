@@ -63,7 +63,9 @@ def main(args: ArgsType = None) -> None:
     try:
         LitRLHFCLI(args)
     except Exception as error:
-        ours = _cause_of_ours(error)
+        ours: BaseException | None = _cause_of_ours(error)
+        if isinstance(error, FileNotFoundError) and "heckpoint" in str(error):
+            ours = error
         if ours is None:
             raise
         print(f"lit-rlhf: error: {ours}", file=sys.stderr)  # noqa: T201

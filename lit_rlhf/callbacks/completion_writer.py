@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import BasePredictionWriter
-
-_log = logging.getLogger(__name__)
+from lightning.pytorch.utilities import rank_zero_info
 
 
 class CompletionWriter(BasePredictionWriter):
@@ -57,4 +55,4 @@ class CompletionWriter(BasePredictionWriter):
     def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say where they are."""
         if self.written_to is not None:
-            _log.info("completions written to %s", self.written_to)
+            rank_zero_info(f"completions written to {self.written_to}")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 
 from lit_rlhf.callbacks.rollout import RolloutCallback
 from lit_rlhf.errors import ConfigurationError
 from lit_rlhf.functional.advantages import dead_groups
 from lit_rlhf.rollout.batch import RolloutBatch
-
-_log = logging.getLogger(__name__)
 
 
 class StdThresholdMask(RolloutCallback):
@@ -44,7 +41,7 @@ class StdThresholdMask(RolloutCallback):
         assert rollout.advantages is not None
         if not getattr(module, "uses_group_baseline", False):
             if not self._said:
-                _log.info("StdThresholdMask: %s compares no groups, nothing is masked", type(module).__name__)
+                rank_zero_info(f"StdThresholdMask: {type(module).__name__} compares no groups, nothing is masked")
                 self._said = True
             return None
         dead = dead_groups(rollout.rewards, rollout.group_index, rollout.scored_mask, self.zero_adv_threshold)

@@ -70,8 +70,8 @@ def encode_dialogues(
     Args:
         tokenizer: The reward model's.
         dialogues: Results of :func:`join_dialogue`.
-        append_eos: End strings with the end-of-sequence token, unless they have it already. Messages end as the template
-            ends them.
+        append_eos: End strings with the end-of-sequence token, unless they have it already. Messages end as the
+            template ends them.
         where: Names the place of a dialogue in messages, given its number from 0.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -77,12 +76,13 @@ class PreferenceDataModule(L.LightningDataModule):
         val: Source of the validation pairs.
         train_split: Which split of ``train`` where it has several.
         val_split: Which split of ``val`` where it has several.
-        prompt_column: Column with the prompt; where the rows have no such column, it is looked for in the answers.
+        prompt_column: Column with the prompt. Where the rows have no such column, the answers must be whole dialogues;
+            ``None`` takes any strings for whole texts.
         chosen_column: Column with the preferred answer.
         rejected_column: Column with the other.
         append_eos: End strings with the end-of-sequence token. Say the same to the ``RewardModel`` that scores later.
-        unusable: What happens to pairs that teach nothing, being identical or without a common beginning: ``drop``
-            (counted and said), or ``error``.
+        unusable: What happens to pairs that teach nothing, being identical or dialogues with different beginnings:
+            ``drop`` (counted and said), or ``error``.
         batch_size: Pairs in a training batch on each rank.
         val_batch_size: Pairs in a validation batch on each rank; ``batch_size`` by default.
         max_length: Longest text allowed, in tokens; pairs with a longer one are left out with a warning, none is cut.
@@ -96,7 +96,7 @@ class PreferenceDataModule(L.LightningDataModule):
         val: Any = None,
         train_split: str | None = None,
         val_split: str | None = None,
-        prompt_column: str = "prompt",
+        prompt_column: str | None = "prompt",
         chosen_column: str = "chosen",
         rejected_column: str = "rejected",
         append_eos: bool = True,
@@ -164,7 +164,7 @@ class PreferenceDataModule(L.LightningDataModule):
             pairs: N pairs.
 
         Returns:
-            ``chosen_ids``, ``chosen_mask``, ``rejected_ids`` and ``rejected_mask``, each ``(N, L)``, L the longest text.
+            ``chosen_ids``, ``chosen_mask``, ``rejected_ids`` and ``rejected_mask``, ``(N, L)``, L the longest text.
         """
         rows = [*(pair.chosen_ids for pair in pairs), *(pair.rejected_ids for pair in pairs)]
         lengths = torch.tensor([len(row) for row in rows])
@@ -203,22 +203,23 @@ class PreferenceDataModule(L.LightningDataModule):
 
     def _dialogues(self, rows: Rows) -> tuple[list[int], list[str | Messages], list[str | Messages]]:
         """Numbers of the usable rows with their chosen and rejected texts."""
-        implicit = self.prompt_column not in rows.columns
+        column = self.prompt_column
+        implicit = column is None or column not in rows.columns
         kept: list[int] = []
         sides: tuple[list[str | Messages], list[str | Messages]] = ([], [])
         unusable: list[str] = []
         for index, row in enumerate(rows.rows):
-            prompt = None if implicit else row.get(self.prompt_column)
+            prompt = row.get(column) if column is not None else None
             if not implicit and not prompt:
-                raise DataError(f"{rows.where(index)}, column {self.prompt_column!r}: the prompt is {prompt!r}")
+                raise DataError(f"{rows.where(index)}, column {column!r}: the prompt is {prompt!r}")
             chosen, rejected = (
-                self._dialogue(rows, index, prompt, column) for column in (self.chosen_column, self.rejected_column)
+                self._dialogue(rows, index, prompt, side) for side in (self.chosen_column, self.rejected_column)
             )
             problem = None
             if chosen == rejected:
                 problem = "chosen and rejected are the same"
-            elif implicit and not _begin_alike(chosen, rejected):
-                problem = "chosen and rejected have no common beginning, and there is no column with the prompt"
+            elif implicit and column is not None and not _begin_alike(chosen, rejected):
+                problem = f"there is no column {column!r}, and no dialogues with the same beginning"
             if problem is None:
                 kept.append(index)
                 sides[0].append(chosen)
@@ -226,8 +227,10 @@ class PreferenceDataModule(L.LightningDataModule):
             else:
                 unusable.append(f"{rows.where(index)}: {problem}")
         if unusable and (self.unusable == "error" or not kept):
-            hint = f"; name the prompt's column with `prompt_column` ({', '.join(rows.columns)})" if implicit else ""
-            raise DataError(f"{unusable[0]} ({len(unusable)} of {len(rows)} rows are of no use){hint}")
+            hint = f"; name the prompt's column with `prompt_column`, there are {', '.join(rows.columns)}"
+            raise DataError(
+                f"{unusable[0]} ({len(unusable)} of {len(rows)} rows are of no use){hint if implicit else ''}"
+            )
         if unusable:
             _warn(f"{rows.name}: {len(unusable)} of {len(rows)} pairs dropped, the first: {unusable[0]}")
         return kept, *sides
@@ -256,11 +259,11 @@ class PreferenceDataModule(L.LightningDataModule):
 
 
 def _begin_alike(chosen: str | Messages, rejected: str | Messages) -> bool:
-    """Whether two different dialogues answer the same prompt, as far as their beginnings tell."""
-    if isinstance(chosen, str) and isinstance(rejected, str):
-        common = os.path.commonprefix([chosen, rejected])
-        return _ASSISTANT in common if _HUMAN in chosen else bool(common)
-    return chosen[0] == rejected[0]
+    """Whether two dialogues without a prompt column answer the same prompt, as far as their beginnings tell."""
+    if not isinstance(chosen, str) or not isinstance(rejected, str):
+        return chosen[0] == rejected[0]
+    first_prompt, assistant, _ = chosen.partition(_ASSISTANT)
+    return _HUMAN in first_prompt and bool(assistant) and rejected.startswith(first_prompt + assistant)
 
 
 def _warn(message: str) -> None:

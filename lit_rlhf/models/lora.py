@@ -75,10 +75,20 @@ def active_adapter(model: nn.Module, adapter_name: str) -> Iterator[None]:
             layer._active_adapter = names
 
 
-def without_adapter(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def without_adapter(model: nn.Module) -> Iterator[None]:
     """Run the block with the bare base model: the reference of an adapter that started at zero.
+
+    Afterwards everything is as before, also when the block raises. (peft's own context leaves every adapter but the
+    active one frozen.)
 
     Args:
         model: A peft model.
     """
-    return model.disable_adapter()  # type: ignore[operator]
+    trained = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    try:
+        with model.disable_adapter():  # type: ignore[operator]
+            yield
+    finally:
+        for parameter, flag in trained.items():
+            parameter.requires_grad_(flag)

@@ -12,7 +12,7 @@ from lit_rlhf.errors import ConfigurationError
 from lit_rlhf.models.loading import load_config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 # Heads that stay in full precision: they are small, and each score goes through them.
 _HEADS = ["score", "classifier", "classification_head", "lm_head"]
@@ -20,7 +20,6 @@ _HEADS = ["score", "classifier", "classification_head", "lm_head"]
 
 def load_sequence_classifier(
     name_or_path: str,
-    tokenizer: PreTrainedTokenizerBase,
     *,
     num_labels: int | None = None,
     dtype: torch.dtype = torch.float32,
@@ -31,16 +30,16 @@ def load_sequence_classifier(
     """Load a sequence classifier without dropout, in evaluation mode.
 
     Args:
-        name_or_path: Hub name or folder. A causal language model gets a new head with random weights.
-        tokenizer: Its padding token becomes the configuration's, or its end-of-sequence token where it has none.
-        num_labels: Outputs of the head; those of the checkpoint by default.
+        name_or_path: Hub name or folder.
+        num_labels: Outputs of the head, which gets random weights where the checkpoint has no such head; by default
+            the head must be the checkpoint's own.
         dtype: Type of the weights; with ``quantization`` the type that is computed in.
         attn_implementation: Attention of ``transformers``; its own choice by default.
         quantization: Load the linear layers in 8 or 4 (NF4) bits with bitsandbytes, all but the head.
         device: Where a quantized model is put while it is loaded.
 
     Raises:
-        ConfigurationError: No sequence classifier can be loaded from there.
+        ConfigurationError: No sequence classifier can be loaded from there, or it is an encoder-decoder.
     """
     from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig
 
@@ -48,6 +47,9 @@ def load_sequence_classifier(
     if getattr(config, "is_encoder_decoder", False):
         raise ConfigurationError(f"{name_or_path!r} is an encoder-decoder; a decoder or an encoder is wanted")
     if num_labels is not None:
+        is_classifier = any("SequenceClassification" in name for name in config.architectures or ())
+        if is_classifier and len(config.id2label or {}) != num_labels:
+            raise ConfigurationError(f"{name_or_path!r} is a classifier with other than {num_labels} outputs")
         config.num_labels = num_labels
     options: dict[str, Any] = {"dtype": dtype}
     if attn_implementation is not None:
@@ -59,14 +61,18 @@ def load_sequence_classifier(
         options["quantization_config"] = BitsAndBytesConfig(llm_int8_skip_modules=_HEADS, **bits)
         options["device_map"] = {"": device or torch.device("cpu")}
     try:
-        model = AutoModelForSequenceClassification.from_pretrained(name_or_path, config=config, **options)
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            name_or_path, config=config, output_loading_info=True, **options
+        )
     except (OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigurationError(
             f"Cannot load a sequence classifier from {name_or_path!r}. transformers says: {reason}"
         ) from error
-    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    model.config.get_text_config().pad_token_id = pad_id if pad_id is not None else 0
+    if num_labels is None and info["missing_keys"]:
+        raise ConfigurationError(
+            f"{name_or_path!r} is no trained sequence classifier: it lacks {', '.join(sorted(info['missing_keys']))}"
+        )
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -80,7 +86,7 @@ def sequence_scores(model: nn.Module, input_ids: Tensor, attention_mask: Tensor)
     """Outputs of a sequence classifier's head for each row.
 
     A decoder's score is read at the last token that the attention mask counts. The models' own ``forward`` looks for
-    the last id that differs from the padding id instead, which misses an end-of-sequence token that also pads.
+    the last id that differs from the configuration's padding id, and so skips an end-of-sequence token that also pads.
 
     Args:
         model: A Hugging Face sequence classifier: a decoder with a ``score`` head, or an encoder.

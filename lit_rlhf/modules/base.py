@@ -103,9 +103,11 @@ class PolicyModule(HeldOutEvaluation):
         self.rollout_log = RolloutLog()
 
     def on_fit_start(self) -> None:
-        """Lightning warns of modules in evaluation mode; the reference is meant to be."""
+        """Silence two warnings of Lightning's that do not apply here."""
+        # The reference is meant to be in evaluation mode, and what is logged was reduced over ranks before.
         if self.reference is not None:
             warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")
+        warnings.filterwarnings("ignore", message=r"It is recommended to use `self.log\(.*sync_dist=True\)`")
 
     def check_data(self, group_size: int) -> None:
         """Refuse what the algorithm cannot learn from, before a model is loaded.
@@ -227,6 +229,10 @@ class PolicyModule(HeldOutEvaluation):
         assert self.policy is not None
         return forward_rows(self.policy, rows, with_entropy=True)
 
+    def on_train_batch_end(self, outputs: Any, batch: MicroBatch, batch_idx: int) -> None:
+        """Validation, which may follow the last micro-batch, is no training time."""
+        self.rollout_log.training_ended = time.perf_counter()
+
     def loss(self, outputs: CompletionOutputs, batch: MicroBatch) -> Tensor:
         """The micro-batch's share of the step's loss.
 
@@ -298,7 +304,11 @@ class PolicyModule(HeldOutEvaluation):
                 "a checkpoint in the middle of an iteration would not resume exactly; checkpoint at its end: "
                 "ModelCheckpoint(every_n_epochs=1), without every_n_train_steps or train_time_interval"
             )
-        checkpoint["lit_rlhf"] = {"log_prob_gap": self.log_prob_gap, "kl_placement": self.kl_placement}
+        checkpoint["lit_rlhf"] = {
+            "log_prob_gap": self.log_prob_gap,
+            "kl_placement": self.kl_placement,
+            "tokens": dict(self.rollout_log.tokens),
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore it; another placement of the KL penalty is another objective and refused."""
@@ -310,3 +320,4 @@ class PolicyModule(HeldOutEvaluation):
                 "resume with the same one, or start a new run from the exported policy"
             )
         self.log_prob_gap = saved.get("log_prob_gap")
+        self.rollout_log.tokens.update(saved.get("tokens", {}))

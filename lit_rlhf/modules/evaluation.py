@@ -64,12 +64,12 @@ class HeldOutEvaluation(CausalLMModule):
         return records + (_records(sampled, "sampled") if sampled else [])
 
     def on_validation_epoch_end(self) -> None:
-        """Log the held-out metrics; those of the time before training go straight to the loggers, at step 0."""
+        """Log the held-out metrics; those of the time before training go straight to the loggers."""
         if self.trainer.sanity_checking:
             values = self._computed("val")
             self.initial_metrics = values
             for logger in self.trainer.loggers:
-                logger.log_metrics(values, step=0)
+                logger.log_metrics(values, step=self.trainer.global_step)
             return
         self._log_held_out("val")
 

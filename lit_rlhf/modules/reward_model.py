@@ -83,13 +83,17 @@ class RewardModelModule(PretrainedModule):
             return
         model = load_sequence_classifier(
             self.model_name,
-            self.tokenizer,
             num_labels=1,
             dtype=DTYPES[self.dtype_name],
             attn_implementation=self.attn_implementation,
         )
         if self.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # transformers' forward takes the last id that differs from this one for the end of the text. Where the token
+        # that ends texts also pads, the exported model has none: it scores single texts right and refuses padded ones.
+        pad_id = self.tokenizer.pad_token_id
+        config = model.config.get_text_config()
+        config.pad_token_id = pad_id if pad_id != self.tokenizer.eos_token_id else None
         self.model = model.train()
 
     def parameter_groups(self) -> list[dict[str, Any]]:

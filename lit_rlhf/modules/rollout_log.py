@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +39,7 @@ class RolloutLog:
     """Counts tokens and seconds over the run; turns a rollout into sums and counts."""
 
     def __init__(self) -> None:
-        self.training_started = 0.0
+        self.training_started = self.training_ended = 0.0
         self.seconds: dict[str, float] = {}
         self.tokens = {"generated": 0.0, "trained": 0.0}
 
@@ -87,13 +86,12 @@ class RolloutLog:
             trainer: Sums tokens over ranks.
         """
         seconds = dict(data.timer.seconds)
-        seconds["training"] = time.perf_counter() - self.training_started
+        seconds["training"] = self.training_ended - self.training_started
         for phase, value in seconds.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + value
         rollout = data.rollout
-        generated = 0.0 if rollout is None else float(rollout.completion_lengths.sum())
         trained = 0.0 if rollout is None else float((rollout.prompt_lengths + rollout.completion_lengths).sum())
-        counts = torch.tensor([generated, trained * data.passes], dtype=torch.float64)
+        counts = torch.tensor([data.sampled_tokens, trained * data.passes], dtype=torch.float64)
         counts = trainer.strategy.reduce(counts.to(trainer.strategy.root_device), reduce_op="sum")
         generated, trained = counts.tolist()
         self.tokens["generated"] += generated

@@ -26,8 +26,9 @@ class RewardModel:
     with the reward model's own chat template; of plain strings, the completion is written behind the prompt. A
     completion that was cut off at the length limit reads like a finished one.
 
-    The configuration is read when the object is made, the weights at the first call. A row's score does not depend on
-    the rows it is scored with.
+    The configuration is read when the object is made, the weights at the first call. A row's score is the one that
+    plain transformers gives to its text alone, whatever rows it is scored with: a decoder is read at the text's last
+    token that is not the padding id of the checkpoint's configuration.
 
     Args:
         model: Hub name or folder of the classifier.
@@ -76,14 +77,15 @@ class RewardModel:
             if number is not None and number < 1:
                 raise ConfigurationError(f"RewardModel: {option} must be at least 1, got {number}")
         config = load_config(str(model))
-        if label is None and config.num_labels != 1:
+        outputs: dict[Any, str] = {**(config.id2label or {})}
+        if label is None and len(outputs) != 1:
             raise ConfigurationError(
-                f"RewardModel: {str(model)!r} has {config.num_labels} outputs; name the score's with `label` "
-                f"({', '.join(f'{key}: {value}' for key, value in config.id2label.items())}), or take a model that was "
-                "trained to give one score"
+                f"RewardModel: {str(model)!r} has {len(outputs)} outputs; name the score's with `label` "
+                f"({', '.join(f'{key}: {value}' for key, value in outputs.items())}), or take a model that was trained "
+                "to give one score"
             )
-        if label is not None and not 0 <= label < config.num_labels:
-            raise ConfigurationError(f"RewardModel: label must lie in 0 to {config.num_labels - 1}, got {label}")
+        if label is not None and not 0 <= label < len(outputs):
+            raise ConfigurationError(f"RewardModel: label must lie in 0 to {len(outputs) - 1}, got {label}")
         self.model_name = str(model)
         self.tokenizer_name = str(tokenizer or model)
         self.chat_template = chat_template
@@ -123,13 +125,14 @@ class RewardModel:
                 device = torch.device(accelerator.type, torch.accelerator.current_device_index())
             model = load_sequence_classifier(
                 self.model_name,
-                self.tokenizer,
                 dtype=getattr(torch, self.dtype),
                 attn_implementation=self.attn_implementation,
                 quantization=self.quantization,
                 device=device,
             )
-            self._model = (model if self.quantization else model.to(device)).requires_grad_(False)
+            if self.quantization is None:
+                model.to(device)  # type: ignore[arg-type]
+            self._model = model.requires_grad_(False)
         return self._model
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
@@ -154,13 +157,12 @@ class RewardModel:
         return scores
 
     def _encode(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[list[int]]:
-        row = 0
-        try:
-            dialogues = []
-            for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        dialogues = []
+        for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+            try:
                 dialogues.append(join_dialogue(prompt, completion))
-        except DataError as error:
-            raise RewardError(f"`{self.name}`: row {row}: {error}") from error
+            except DataError as error:
+                raise RewardError(f"`{self.name}`: row {row}: {error}") from error
         try:
             rows = encode_dialogues(self.tokenizer, dialogues, self.append_eos)
         except DataError as error:
@@ -192,9 +194,17 @@ class RewardModel:
         return batches
 
     def _score(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        pad_id = self.model.config.get_text_config().pad_token_id
+        rows = [self._without_padding(ids) for ids in rows]
+        pad_id = self.tokenizer.pad_token_id or 0
         width = max(len(ids) for ids in rows)
         ids = torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=self.model.device)
         mask = mask_from_lengths(torch.tensor([len(row) for row in rows], device=self.model.device), width)
         values: list[float] = sequence_scores(self.model, ids, mask)[:, self.label].tolist()
         return values
+
+    def _without_padding(self, ids: Sequence[int]) -> Sequence[int]:
+        """A decoder's text up to the token that transformers reads the score at."""
+        pad_id, end = self.model.config.get_text_config().pad_token_id, len(ids)
+        while hasattr(self.model, "score") and end > 1 and ids[end - 1] == pad_id:
+            end -= 1
+        return ids[:end]

@@ -142,6 +142,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.iteration = 0
         self.rollout: RolloutBatch | None = None
         self.timer = PhaseTimer()
+        self.sampled_tokens = 0
         self._loader: DataLoader | None = None
         self._loader_step = -1
         self._drawn = 0

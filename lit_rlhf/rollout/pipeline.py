@@ -51,6 +51,7 @@ def make_rollout(data: RolloutDataModule, trainer: L.Trainer, iteration: int) ->
                 iteration,
             )
         _check_finite(rollout, trainer, iteration)
+        data.sampled_tokens = int(rollout.completion_lengths.sum())
         with data.timer("rewards"):
             rollout = score_completions(rollout, prompts, data.scorer)
         rollout = _call_hooks("on_rewards_end", trainer, rollout)

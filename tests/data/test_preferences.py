@@ -159,15 +159,19 @@ def test_pairs_that_teach_nothing_are_dropped_and_counted_or_refused(
 
 def test_a_prompt_column_with_another_name_is_not_lost_in_silence(make_tokenizer: Make) -> None:
     rows = [{"question": "2+2?", "chosen": "4", "rejected": "5"}]
-    message = r"row 1: .*no common beginning.*`prompt_column` \(question, chosen, rejected\)"
+    message = r"row 1: there is no column 'prompt'.*`prompt_column`, there are question, chosen, rejected"
     with pytest.raises(DataError, match=message):
         ready(make_tokenizer(), rows)
     tokenizer = make_tokenizer()
     assert texts(tokenizer, ready(tokenizer, rows, prompt_column="question")) == [("2+2?4</s>", "2+2?5</s>")]
+    data = ready(tokenizer, [{"chosen": "The sky is blue", "rejected": "The sky is 5"}], prompt_column=None)
+    assert texts(tokenizer, data) == [("The sky is blue</s>", "The sky is 5</s>")]
+    with pytest.raises(DataError, match="there is no column 'prompt'"):
+        ready(tokenizer, [{"question": "2+2?", "chosen": "It is 4", "rejected": "It is 5"}])
     other = {"chosen": HH[0]["chosen"], "rejected": HH[1]["rejected"]}
-    with pytest.raises(DataError, match="no common beginning"):
+    with pytest.raises(DataError, match="no dialogues with the same beginning"):
         ready(make_tokenizer(), [other])
-    with pytest.raises(DataError, match="no common beginning"):
+    with pytest.raises(DataError, match="no dialogues with the same beginning"):
         ready(make_tokenizer(), [{"chosen": [user("a"), answer("b")], "rejected": [user("c"), answer("b")]}])
 
 
@@ -209,9 +213,9 @@ def test_a_rejecting_template_and_missing_columns_are_named(make_tokenizer: Make
     rows = [{"prompt": [user("a")], "chosen": "b", "rejected": "c"}]
     with pytest.raises(DataError, match="row 1: the chat template rejects messages with the roles 'user', 'assistant'"):
         ready(make_tokenizer(template=template), rows)
-    with pytest.raises(DataError, match="no column 'better'.*'chosen'.*`chosen_column`"):
+    with pytest.raises(DataError, match=r"no column 'better'.*'chosen'.*`chosen_column`"):
         ready(make_tokenizer(), rows, chosen_column="better")
-    with pytest.raises(DataError, match="no column 'worse'.*`rejected_column`"):
+    with pytest.raises(DataError, match=r"no column 'worse'.*`rejected_column`"):
         ready(make_tokenizer(), rows, rejected_column="worse")
 
 

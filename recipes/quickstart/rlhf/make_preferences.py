@@ -3,10 +3,10 @@
     python recipes/quickstart/rlhf/make_preferences.py
 
 Into ``recipes/quickstart/rlhf/data`` go ``preferences.jsonl`` and, over the sums of ``val.jsonl``,
-``preferences_val.jsonl`` (``prompt``, ``chosen``, ``rejected``). Each sum is there twice: once against the answer of a
-pupil who gets the carry wrong (forgotten where there is one, added where there is none), once against another wrong
-number: a digit changed, left out or doubled, or any number at all. No sum of ``val.jsonl`` or ``test.jsonl`` is in
-``preferences.jsonl``, in either order. The same seed writes the same bytes.
+``preferences_val.jsonl`` (``prompt``, ``chosen``, ``rejected``). Each sum is there three times: against the answer of a
+pupil who gets the carry wrong (forgotten where there is one, added where there is none), against an answer with a wrong
+last digit, and against another wrong number: a digit changed, left out or doubled, or any number at all. No sum of
+``val.jsonl`` or ``test.jsonl`` is in ``preferences.jsonl``, in either order. The same seed writes the same bytes.
 """
 
 from __future__ import annotations
@@ -31,6 +31,13 @@ def wrong_carry(a: int, b: int) -> str:
     return str(a + b - 10 if a % 10 + b % 10 >= 10 else a + b + 10)
 
 
+def wrong_last_digit(right: str, rng: random.Random) -> str:
+    """The sum with another last digit, which in half of the cases is its neighbour."""
+    digit = int(right[-1])
+    steps = [step for step in (-1, 1) if 0 <= digit + step <= 9] if rng.random() < 0.5 else range(-digit, 10 - digit)
+    return right[:-1] + str(digit + rng.choice([step for step in steps if step]))
+
+
 def another_number(right: str, rng: random.Random) -> str:
     """A wrong number: one digit changed, left out or doubled, or a new number."""
     while True:
@@ -48,11 +55,12 @@ def another_number(right: str, rng: random.Random) -> str:
 
 
 def pairs(sums: list[tuple[int, int]], rng: random.Random) -> list[dict[str, str]]:
-    """Two rows for each sum."""
+    """Three rows for each sum."""
     rows = []
     for a, b in sums:
-        for rejected in (wrong_carry(a, b), another_number(str(a + b), rng)):
-            rows.append({"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": rejected})
+        right = str(a + b)
+        for rejected in (wrong_carry(a, b), wrong_last_digit(right, rng), another_number(right, rng)):
+            rows.append({"prompt": f"{a}+{b}=", "chosen": right, "rejected": rejected})
     return rows
 
 
