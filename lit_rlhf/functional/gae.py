@@ -39,7 +39,7 @@ def gae_advantages(
         ``(N, T)``, 0 outside the mask. Returns for the critic are these plus ``values``.
 
     >>> gae_advantages(torch.tensor([[0.0, 0.0, 1.0]]), torch.full((1, 3), 0.5), torch.ones(1, 3, dtype=torch.bool))
-    tensor([[0.4513, 0.4750, 0.5000]])
+    tensor([[0.4512, 0.4750, 0.5000]])
     """
     if token_rewards.shape != values.shape or mask.shape != values.shape:
         raise ValueError(

@@ -99,7 +99,10 @@ class HeldOutEvaluation(CausalLMModule):
 
     def _log_held_out(self, prefix: str) -> None:
         # Already reduced over ranks by the metrics.
-        self.log_dict({**self._computed(prefix), "step": float(self.trainer.global_step)})
+        values = self._computed(prefix)
+        if self.trainer.state.fn == "fit":
+            values["step"] = float(self.trainer.global_step)  # the x-axis: optimizer steps done
+        self.log_dict(values)
 
     def _computed(self, prefix: str) -> dict[str, float]:
         values = {f"{prefix}/{name}": float(metric.compute()) for name, metric in self.held_out.items()}

@@ -20,7 +20,7 @@ UPPER = {"modules", "rollout", "callbacks", "cli", "__main__"}
 FORBIDDEN = {
     "engines": UPPER | {"rewards", "metrics", "data"},
     "models": UPPER | {"engines", "rewards", "metrics", "data"},
-    "rewards": UPPER | {"engines", "models", "metrics"},
+    "rewards": UPPER | {"engines", "metrics"},  # a reward model is a model
     "metrics": UPPER | {"engines", "models", "rewards", "data"},
     "data": UPPER,
     "modules": {"cli", "__main__"},

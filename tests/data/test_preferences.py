@@ -279,7 +279,7 @@ def test_the_recipes_pairs_are_what_the_script_writes_and_hold_nothing_out_in_tr
     held_out = set()
     for name in ("val", "test"):
         held_out |= sums([json.loads(line) for line in (RLHF.parent / "data" / f"{name}.jsonl").open()])
-    assert (len(rows["preferences"]), len(rows["preferences_val"])) == (16938, 512)
+    assert (len(rows["preferences"]), len(rows["preferences_val"])) == (25407, 768)
     assert not sums(rows["preferences"]) & held_out
     assert sums(rows["preferences_val"]) < held_out
     for row in rows["preferences"] + rows["preferences_val"]:

@@ -31,7 +31,7 @@ def logits(module):
 
 
 def test_it_computes_what_the_policy_computed(parent):
-    assert torch.equal(logits(parent.reference), logits(parent.policy))
+    assert torch.equal(logits(parent.reference.model), logits(parent.policy))
 
 
 def test_it_has_no_entry_in_the_state_dict_and_loads_without_one(parent, make_model):
@@ -44,10 +44,10 @@ def test_it_has_no_entry_in_the_state_dict_and_loads_without_one(parent, make_mo
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(1.0)
-    before = logits(other.reference)
+    before = logits(other.reference.model)
     assert other.load_state_dict(state, strict=True) == ([], [])
     assert torch.equal(logits(other.policy), logits(parent.policy))
-    assert torch.equal(logits(other.reference), before)
+    assert torch.equal(logits(other.reference.model), before)
 
 
 @pytest.mark.parametrize("missing", ["reference_scale", "policy.lm_head.weight"])
@@ -74,7 +74,7 @@ def test_it_stays_in_eval_mode(parent):
 def test_it_has_no_gradients_and_leaves_those_of_the_policy_alone(parent):
     assert not any(parameter.requires_grad for parameter in parent.reference.parameters())
     assert all(parameter.requires_grad for parameter in parent.policy.parameters())
-    (parent.policy(IDS).logits - parent.reference(IDS).logits).pow(2).sum().backward()
+    (parent.policy(IDS).logits - parent.reference.model(IDS).logits).pow(2).sum().backward()
     assert all(parameter.grad is None for parameter in parent.reference.parameters())
 
 
@@ -83,14 +83,14 @@ def test_training_the_policy_does_not_move_it(parent):
     optimizer = torch.optim.SGD(parent.policy.parameters(), lr=0.1)
     parent.policy(IDS).logits.log_softmax(-1)[..., 3].sum().backward()
     optimizer.step()
-    assert torch.equal(logits(parent.reference), before)
+    assert torch.equal(logits(parent.reference.model), before)
     assert not torch.allclose(logits(parent.policy), before, atol=1e-3)
 
 
 def test_it_moves_with_its_parent(parent):
-    before = logits(parent.reference)
+    before = logits(parent.reference.model)
     parent.to(torch.float64)
     assert {parameter.dtype for parameter in parent.reference.parameters()} == {torch.float64}
-    after = logits(parent.reference)
+    after = logits(parent.reference.model)
     assert after.dtype == torch.float64
     torch.testing.assert_close(after, before.double(), rtol=0, atol=1e-4)
