@@ -44,6 +44,13 @@ class StdThresholdMask(RolloutCallback):
                 rank_zero_info(f"StdThresholdMask: {type(module).__name__} compares no groups, nothing is masked")
                 self._said = True
             return None
-        dead = dead_groups(rollout.rewards, rollout.group_index, rollout.scored_mask, self.zero_adv_threshold)
+        dead = self._dead(rollout, rollout.rewards)
+        if rollout.token_rewards is not None and getattr(module, "decomposition", "sequence") == "return_to_go":
+            # Equal sums of unequal steps still tell the tokens apart.
+            for step in rollout.token_rewards.unbind(dim=1):
+                dead = dead & self._dead(rollout, step)
         zero = torch.zeros((), device=rollout.advantages.device)
         return rollout.replace(advantages=torch.where(dead[:, None], zero, rollout.advantages))
+
+    def _dead(self, rollout: RolloutBatch, rewards: torch.Tensor) -> torch.Tensor:
+        return dead_groups(rewards, rollout.group_index, rollout.scored_mask, self.zero_adv_threshold)

@@ -1,6 +1,14 @@
 """The mathematics: tensors in, tensors out, nothing but ``torch``. Every function cites its equation."""
 
-from lit_rlhf.functional.advantages import dead_groups, group_advantages, group_std
+from lit_rlhf.functional.advantages import dead_groups, group_advantages, group_std, return_to_go_advantages
+from lit_rlhf.functional.critic import (
+    clipped_value_loss,
+    clipped_values,
+    critic_error,
+    critic_moments,
+    explained_variance,
+)
+from lit_rlhf.functional.gae import gae_advantages, masked_moments, place_outcome, reward_to_go, standardize
 from lit_rlhf.functional.kl import kl_k1, kl_k2, kl_k3, kl_k3_ratio
 from lit_rlhf.functional.log_probs import entropy, token_log_probs
 from lit_rlhf.functional.losses import (
@@ -26,8 +34,14 @@ __all__ = [
     "bradley_terry_loss",
     "clipped_policy_loss",
     "clipped_tokens",
+    "clipped_value_loss",
+    "clipped_values",
+    "critic_error",
+    "critic_moments",
     "dead_groups",
     "entropy",
+    "explained_variance",
+    "gae_advantages",
     "group_advantages",
     "group_std",
     "importance_ratio",
@@ -39,9 +53,14 @@ __all__ = [
     "loss_denominator",
     "mask_from_lengths",
     "masked_mean",
+    "masked_moments",
     "masked_sum",
     "pass_at_k",
+    "place_outcome",
     "position_ids",
+    "return_to_go_advantages",
+    "reward_to_go",
+    "standardize",
     "token_log_probs",
     "warmup_cosine",
 ]

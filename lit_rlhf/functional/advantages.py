@@ -72,16 +72,58 @@ def group_advantages(
     else:
         deviation = rewards.double()
 
-    if scale == "group":
-        deviation = deviation / (stats.std(ddof)[group] + eps)
-    elif scale == "batch":
-        values = rewards.double()[scored]
-        spread = values.std(correction=ddof) if len(values) > 1 else values.new_zeros(())
-        deviation = deviation / (spread + eps)
-
+    deviation = deviation / _divisor(stats, rewards, scale, eps, ddof)
     needs_group = baseline != "none" or scale == "group"
     usable = scored & (count[group] >= 2) if needs_group else scored
     return torch.where(usable, deviation, 0.0).float()
+
+
+def return_to_go_advantages(
+    returns_to_go: Tensor,
+    group_index: Tensor,
+    mask: Tensor,
+    scored_mask: Tensor | None = None,
+    *,
+    baseline: Baseline = "mean",
+    scale: Scale = "group",
+    eps: float = 1e-4,
+    ddof: int = 0,
+) -> Tensor:
+    r"""Token-level decomposition of the group advantage: a token answers for what came after it only.
+
+    .. math:: A_{i,t} = \frac{G_{i,t} - b_g}{\sigma_g + \epsilon}, \qquad
+        G_{i,t} = r_i + \sum_{s \ge t} (r_{i,s} - \beta\, k1_{i,s})
+
+    Baseline and deviation are those of the whole-sequence returns ``G_{i,0}``, so the first token's advantage is
+    :func:`group_advantages` of them.
+
+    Args:
+        returns_to_go: ``(N, T)``: outcome plus the token rewards (less the KL penalty) from each token on.
+        group_index: ``(N,)`` integers, equal for the completions of one prompt.
+        mask: ``(N, T)`` bool.
+        scored_mask: ``(N,)`` bool.
+        baseline: See :func:`group_advantages`.
+        scale: See :func:`group_advantages`.
+        eps: Added to the deviation.
+        ddof: 0 for the population deviation.
+
+    Returns:
+        ``(N, T)`` float32, 0 outside the mask.
+
+    >>> to_go = torch.tensor([[3.0, 1.0], [1.0, 1.0]])
+    >>> return_to_go_advantages(to_go, torch.zeros(2, dtype=torch.long), to_go > 0, scale="none")
+    tensor([[ 1., -1.],
+            [-1., -1.]])
+    """
+    first = torch.where(mask.any(dim=1), mask.float().argmax(dim=1), 0)
+    whole = returns_to_go.gather(1, first[:, None])[:, 0]
+    options = {"baseline": baseline, "scale": scale, "eps": eps, "ddof": ddof}
+    of_whole = group_advantages(whole, group_index, scored_mask, **options)  # type: ignore[arg-type]
+    stats = _group_statistics(whole, group_index, scored_mask)
+    divisor = _divisor(stats, whole, scale, eps, ddof)
+    usable = stats.scored & (stats.count[stats.group] >= 2 if baseline != "none" or scale == "group" else True)
+    later = (returns_to_go.double() - whole.double()[:, None]) / divisor[:, None]
+    return torch.where(mask & usable[:, None], of_whole[:, None] + later.float(), 0.0)
 
 
 def group_std(rewards: Tensor, group_index: Tensor, scored_mask: Tensor | None = None) -> Tensor:
@@ -124,6 +166,17 @@ def dead_groups(
     tensor([ True,  True, False, False])
     """
     return group_std(raw_rewards, group_index, scored_mask) <= threshold
+
+
+def _divisor(stats: _GroupStatistics, rewards: Tensor, scale: Scale, eps: float, ddof: int) -> Tensor:
+    """``(N,)`` what each row's deviation is divided by."""
+    if scale == "group":
+        return stats.std(ddof)[stats.group] + eps
+    if scale == "batch":
+        values = rewards.double()[stats.scored]
+        spread = values.std(correction=ddof) if len(values) > 1 else values.new_zeros(())
+        return (spread + eps).expand(len(rewards))
+    return torch.ones_like(rewards, dtype=torch.float64)
 
 
 def _check(rewards: Tensor, group_index: Tensor, scored_mask: Tensor | None) -> None:

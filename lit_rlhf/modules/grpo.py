@@ -10,16 +10,18 @@ Source: DeepSeekMath (arXiv 2402.03300). Deviations from the paper, each an opti
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from lit_rlhf.errors import ConfigurationError
-from lit_rlhf.functional.advantages import BASELINES, Baseline, group_advantages
+from lit_rlhf.functional.advantages import BASELINES, Baseline, return_to_go_advantages
+from lit_rlhf.functional.gae import reward_to_go
 from lit_rlhf.functional.losses import aggregate
+from lit_rlhf.functional.masking import masked_sum
 from lit_rlhf.models.forward import CompletionOutputs
 from lit_rlhf.modules.base import PolicyModule
-from lit_rlhf.modules.scoring import rollout_kl
+from lit_rlhf.modules.scoring import outcome_rewards, penalised_token_rewards
 from lit_rlhf.rollout.batch import MicroBatch, RolloutBatch
 
 
@@ -32,6 +34,8 @@ class GRPOModule(PolicyModule):
         scale_by_std: Divide advantages by the group's standard deviation.
         std_eps: Added to that deviation.
         std_ddof: 0 for the population deviation, 1 for Bessel's correction.
+        decomposition: ``sequence`` gives every token the completion's advantage; ``return_to_go`` lets a token answer
+            only for step rewards and KL penalties from it on.
         lr: Learning rate after warm-up (1e-6 to 5e-6 for models of billions of parameters).
         options: Of :class:`~lit_rlhf.modules.base.PolicyModule`: ``kl_coef``, ``kl_placement``, ``clip_range``,
             ``loss_aggregation`` and what concerns the model and the optimizer.
@@ -44,16 +48,20 @@ class GRPOModule(PolicyModule):
         scale_by_std: bool = True,
         std_eps: float = 1e-4,
         std_ddof: int = 0,
+        decomposition: Literal["sequence", "return_to_go"] = "sequence",
         lr: float = 2e-6,
         **options: Any,
     ) -> None:
         super().__init__(policy, lr=lr, **options)
         if baseline not in BASELINES:
             raise ConfigurationError(f"baseline must be one of {', '.join(BASELINES)}, got {baseline!r}")
+        if decomposition not in ("sequence", "return_to_go"):
+            raise ConfigurationError(f"decomposition must be 'sequence' or 'return_to_go', got {decomposition!r}")
         self.baseline: Baseline = baseline
         self.scale_by_std = scale_by_std
         self.std_eps = std_eps
         self.std_ddof = std_ddof
+        self.decomposition = decomposition
         self.save_hyperparameters()
 
     @property
@@ -64,7 +72,8 @@ class GRPOModule(PolicyModule):
     def numerics_summary(self) -> str:
         """The choices that make up this objective, in one line."""
         scale = f"divided by std (ddof {self.std_ddof}) + {self.std_eps:g}" if self.scale_by_std else "not scaled"
-        return f"baseline {self.baseline}, {scale}; {super().numerics_summary()}"
+        credit = "" if self.decomposition == "sequence" else ", return-to-go"
+        return f"baseline {self.baseline}, {scale}{credit}; {super().numerics_summary()}"
 
     def check_data(self, group_size: int) -> None:
         """A group of one has no baseline."""
@@ -74,22 +83,24 @@ class GRPOModule(PolicyModule):
             )
 
     def compute_advantages(self, rollout: RolloutBatch) -> RolloutBatch:
-        """Group advantage of the (penalised) reward, the same for every token of a completion."""
-        rewards = rollout.rewards
-        kl = rollout_kl(rollout)
-        if kl is not None and self.kl_placement == "reward":
-            # Before the baseline: an advantage that never sees the KL switches the constraint off.
-            rewards = rewards - rollout.kl_coef * kl.sum(dim=-1)
-        advantages = group_advantages(
-            rewards,
+        """Group advantage of the (penalised) reward: one for the completion, or one for what follows each token."""
+        mask = rollout.completion_mask
+        # Before the baseline: an advantage that never sees the KL switches the constraint off.
+        token_rewards = penalised_token_rewards(rollout, kl_in_reward=self.kl_placement == "reward")
+        returns = outcome_rewards(rollout)[:, None] + reward_to_go(token_rewards, mask)
+        if self.decomposition == "sequence":
+            returns = (outcome_rewards(rollout) + masked_sum(token_rewards, mask, dim=1))[:, None].expand_as(returns)
+        advantages = return_to_go_advantages(
+            returns,
             rollout.group_index,
+            mask,
             rollout.scored_mask,
             baseline=self.baseline,
             scale="group" if self.scale_by_std else "none",
             eps=self.std_eps,
             ddof=self.std_ddof,
         )
-        return rollout.replace(advantages=advantages[:, None] * rollout.completion_mask)
+        return rollout.replace(advantages=advantages)
 
     def loss(self, outputs: CompletionOutputs, batch: MicroBatch) -> Tensor:
         """Clipped surrogate, plus KL and entropy where they are part of the loss."""

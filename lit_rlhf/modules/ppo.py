@@ -31,7 +31,14 @@ from lit_rlhf.models.lora import VALUE_ADAPTER, add_lora
 from lit_rlhf.models.value import CRITICS, Critic, CriticKind, adapter_hidden, completion_hidden, value_after_last
 from lit_rlhf.modules.base import PolicyModule
 from lit_rlhf.modules.pretrained import DTYPES, parameter_group
-from lit_rlhf.modules.scoring import by_parts, completion_of, forward_rows, masked_total, rollout_kl
+from lit_rlhf.modules.scoring import (
+    by_parts,
+    completion_of,
+    forward_rows,
+    masked_total,
+    outcome_rewards,
+    penalised_token_rewards,
+)
 from lit_rlhf.rollout.batch import MicroBatch, RolloutBatch
 
 
@@ -51,7 +58,7 @@ class PPOModule(PolicyModule):
         gamma: Discount per token.
         gae_lambda: 1 takes the whole return for the critic's word, 0 only the next value.
         whiten_advantages: Scale advantages to mean 0 and variance 1 over the rollout.
-        bootstrap_truncated: Truncated completions that no reward function scored end in the critic's value.
+        bootstrap_truncated: Truncated completions that were given no reward for the whole end in the critic's value.
         lr: Learning rate of the policy after warm-up.
         options: Of :class:`~lit_rlhf.modules.base.PolicyModule`: ``kl_coef``, ``kl_placement``, ``clip_range``,
             ``loss_aggregation`` and what concerns the model and the optimizer.
@@ -135,15 +142,12 @@ class PPOModule(PolicyModule):
         return rollout.replace(values=values[:, :-1], bootstrap_values=after)
 
     def compute_advantages(self, rollout: RolloutBatch) -> RolloutBatch:
-        """GAE of the token rewards: the outcome at the last token, less the KL penalty at each."""
+        """GAE of the token rewards: step rewards and the KL penalty at their tokens, the outcome at the last."""
         assert rollout.values is not None
         assert rollout.bootstrap_values is not None
         mask = self.loss_mask(rollout)
-        task_rewards = place_outcome(rollout.rewards, mask)
-        token_rewards = task_rewards
-        kl = rollout_kl(rollout)
-        if kl is not None and self.kl_placement == "reward":
-            token_rewards = token_rewards - rollout.kl_coef * kl
+        in_reward = self.kl_placement == "reward"
+        token_rewards = penalised_token_rewards(rollout, in_reward) + place_outcome(outcome_rewards(rollout), mask)
         ends_in_value = self._bootstrapped(rollout)
         bootstrap = torch.where(ends_in_value, rollout.bootstrap_values, torch.zeros_like(rollout.bootstrap_values))
         advantages = gae_advantages(token_rewards, rollout.values, mask, self.gamma, self.gae_lambda, bootstrap)
@@ -222,7 +226,7 @@ class PPOModule(PolicyModule):
         return self.trainer.datamodule.iteration <= self.critic_warmup_iterations  # type: ignore[attr-defined]
 
     def _bootstrapped(self, rollout: RolloutBatch) -> Tensor:
-        return ~rollout.finished & ~rollout.scored_mask & self.bootstrap_truncated
+        return ~rollout.finished & ~rollout.outcome_mask & self.bootstrap_truncated
 
     def _values(self, rows: RolloutBatch, hidden: Tensor | None = None) -> Tensor:
         """``(N, T + 1)`` values before each token and after the last column."""

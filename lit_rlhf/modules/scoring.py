@@ -75,6 +75,31 @@ def rollout_kl(rollout: RolloutBatch) -> Tensor | None:
     return torch.where(rollout.completion_mask, kl_k1(old, rollout.ref_log_probs), zero)
 
 
+def outcome_rewards(rollout: RolloutBatch) -> Tensor:
+    """The part of the task reward that belongs to the whole completion, ``(N,)``.
+
+    Args:
+        rollout: Scored rows.
+    """
+    if rollout.token_rewards is None:
+        return rollout.rewards
+    return rollout.rewards - rollout.token_rewards.sum(dim=1)
+
+
+def penalised_token_rewards(rollout: RolloutBatch, kl_in_reward: bool) -> Tensor:
+    """Rewards of single tokens, less the KL penalty where it is in the reward, ``(N, T)``.
+
+    Args:
+        rollout: Scored rows.
+        kl_in_reward: Whether the penalty is part of the reward.
+    """
+    rewards = rollout.token_rewards
+    if rewards is None:
+        rewards = torch.zeros_like(rollout.sampling_log_probs)
+    kl = rollout_kl(rollout)
+    return rewards if kl is None or not kl_in_reward else rewards - rollout.kl_coef * kl
+
+
 def masked_total(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Sum and count over the tokens that count, for the metrics.
 

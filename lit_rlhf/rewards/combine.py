@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.errors import ConfigurationError
-from lit_rlhf.rewards.protocol import OnError, call_reward, check_signature, reward_name
+from lit_rlhf.rewards.contract import RewardValues
+from lit_rlhf.rewards.protocol import OnError, check_signature, evaluate_reward, reward_name
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,17 @@ class RewardScores:
         names: F unique names.
         total: (N,) float32, weighted sum over the functions that did not abstain; 0 where all did.
         scored_mask: (N,) bool, whether at least one function gave a number. Where it is False, ``total`` says nothing.
+        outcome_mask: (N,) bool, whether at least one function gave a number for the whole completion.
+        token_rewards: (N, T) float32, weighted rewards of single tokens, whose sums are part of ``total``; ``None``
+            where no function gives such.
     """
 
     components: Tensor
     names: tuple[str, ...]
     total: Tensor
     scored_mask: Tensor
+    outcome_mask: Tensor
+    token_rewards: Tensor | None = None
 
 
 class RewardScorer:
@@ -106,24 +112,34 @@ class RewardScorer:
         Raises:
             RewardError: A function raised or broke the contract, see :func:`lit_rlhf.rewards.call_reward`.
         """
-        components = torch.stack(
-            [
-                call_reward(
-                    fn,
-                    prompts=prompts,
-                    completions=completions,
-                    completion_ids=completion_ids,
-                    columns=columns,
-                    on_error=self.on_error,
-                )
-                for fn in self.functions
-            ],
-            dim=1,
-        )
+        values = [
+            evaluate_reward(
+                fn,
+                prompts=prompts,
+                completions=completions,
+                completion_ids=completion_ids,
+                columns=columns,
+                on_error=self.on_error,
+            )
+            for fn in self.functions
+        ]
+        components = torch.stack([value.tensor() for value in values], dim=1)
         given = ~components.isnan()
         weights = torch.tensor(self.weights, dtype=torch.float64)
         total = (components.nan_to_num(nan=0.0).double() * weights).sum(dim=1).float()
-        return RewardScores(components, self.names, total, given.any(dim=1))
+        by_token = torch.tensor([[row is not None for row in value.per_token] for value in values]).T
+        outcome_mask = (given & ~by_token).any(dim=1)
+        tokens = self._token_rewards(values, completion_ids) if bool(by_token.any()) else None
+        return RewardScores(components, self.names, total, given.any(dim=1), outcome_mask, tokens)
+
+    def _token_rewards(self, values: Sequence[RewardValues], completion_ids: Sequence[Sequence[int]]) -> Tensor:
+        width = max(1, *(len(ids) for ids in completion_ids))
+        tokens = torch.zeros(len(completion_ids), width, dtype=torch.float64)
+        for weight, value in zip(self.weights, values, strict=True):
+            for row, rewards in enumerate(value.per_token):
+                if rewards is not None:
+                    tokens[row, : len(rewards)] += weight * torch.tensor(rewards, dtype=torch.float64)
+        return tokens.float()
 
 
 def _unique(names: Sequence[str]) -> tuple[str, ...]:

@@ -7,16 +7,15 @@ import functools
 import inspect
 import logging
 import math
-import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from lit_rlhf.errors import RewardError
+from lit_rlhf.rewards.contract import RewardValues, checked
 
 RESERVED = ("prompts", "completions", "completion_ids")
 """Arguments that do not come from the dataset."""
@@ -137,6 +136,35 @@ def call_reward(
         RewardError: The function raised (with ``on_error="raise"``), or returned anything but N finite numbers or
             ``None``; on either setting of ``on_error`` in the second case. Names the function and the row.
     """
+    return evaluate_reward(
+        fn,
+        prompts=prompts,
+        completions=completions,
+        completion_ids=completion_ids,
+        columns=columns,
+        on_error=on_error,
+    ).tensor()
+
+
+def evaluate_reward(
+    fn: Callable[..., Any],
+    *,
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    completion_ids: Sequence[Sequence[int]],
+    columns: Mapping[str, Sequence[Any]],
+    on_error: OnError = "raise",
+) -> RewardValues:
+    """The same with the rewards of single tokens, where the function gives such.
+
+    Args:
+        fn: See :class:`RewardFunction`.
+        prompts: N prompts.
+        completions: N completions.
+        completion_ids: N lists of token ids.
+        columns: Dataset columns by name, N values each.
+        on_error: See :func:`call_reward`.
+    """
     check_signature(fn, list(columns))
     name, count = reward_name(fn), len(completions)
     given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, **columns}
@@ -149,8 +177,8 @@ def call_reward(
     except Exception as error:
         if on_error == "raise":
             raise RewardError(_explain(fn, name, arguments, prompts, count, error)) from error
-        return _row_by_row(fn, name, arguments, count)
-    return torch.tensor(_checked(returned, count, name), dtype=torch.float32)
+        return _row_by_row(fn, name, arguments, completion_ids)
+    return checked(returned, completion_ids, name)
 
 
 def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -204,8 +232,11 @@ def _explain(
     return f"{what} (no single row raises by itself)"
 
 
-def _row_by_row(fn: Callable[..., Any], name: str, arguments: Mapping[str, list[Any]], count: int) -> Tensor:
-    rewards = torch.full((count,), math.nan, dtype=torch.float32)
+def _row_by_row(
+    fn: Callable[..., Any], name: str, arguments: Mapping[str, list[Any]], completion_ids: Sequence[Sequence[int]]
+) -> RewardValues:
+    count = len(completion_ids)
+    rewards = RewardValues([math.nan] * count, [None] * count)
     failures: list[tuple[int, Exception]] = []
     for row in range(count):
         try:
@@ -213,7 +244,8 @@ def _row_by_row(fn: Callable[..., Any], name: str, arguments: Mapping[str, list[
         except Exception as error:
             failures.append((row, error))
             continue
-        rewards[row] = _checked(returned, 1, name, first_row=row)[0]
+        values = checked(returned, completion_ids[row : row + 1], name, first_row=row)
+        rewards.totals[row], rewards.per_token[row] = values.totals[0], values.per_token[0]
     if failures:
         row, first = failures[0]
         _LOG.warning(
@@ -221,59 +253,3 @@ def _row_by_row(fn: Callable[..., Any], name: str, arguments: Mapping[str, list[
             name, len(failures), count, row, type(first).__name__, first,
         )  # fmt: skip
     return rewards
-
-
-def _checked(returned: Any, count: int, name: str, first_row: int = 0) -> list[float]:
-    """N floats, NaN for an abstention, or a RewardError that says what was wrong."""
-    values = _as_list(returned, count, name)
-    if len(values) != count:
-        raise RewardError(f"`{name}`: expected {count} rewards, got {len(values)}")
-    rewards, not_numbers = [], []
-    for row, value in enumerate(values, first_row):
-        number = _as_number(value, name, row)
-        if number is not None and math.isnan(number):
-            not_numbers.append(row)
-        if number is not None and (math.isinf(number) or abs(number) > torch.finfo(torch.float32).max):
-            raise RewardError(f"`{name}`: reward of row {row} is {number}; return None where there is no value.")
-        rewards.append(math.nan if number is None else number)
-    if not_numbers:
-        rows = ", ".join(map(str, not_numbers[:5])) + (", ..." if len(not_numbers) > 5 else "")
-        _LOG.warning("`%s`: reward of row %s is NaN and counts as missing; return None to abstain.", name, rows)
-    return rewards
-
-
-def _as_list(returned: Any, count: int, name: str) -> list[Any]:
-    if isinstance(returned, (list, tuple)):
-        return list(returned)
-    if isinstance(returned, Tensor) or type(returned).__module__ == "numpy":
-        shape = tuple(getattr(returned, "shape", ()))
-        if shape == (count, 1) or len(shape) == 1:
-            array = returned.detach().cpu() if isinstance(returned, Tensor) else returned
-            return list(array.reshape(-1).tolist())
-        raise RewardError(f"`{name}`: expected {count} rewards, got an array of shape {shape}")
-    raise RewardError(
-        f"`{name}`: expected a list of {count} rewards, got {type(returned).__name__}"
-        + (f" {returned!r}" if isinstance(returned, (int, float)) else "")
-    )
-
-
-def _as_number(value: Any, name: str, row: int) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, Tensor) and value.dim() == 0 and not value.is_complex():
-        return float(value.detach())
-    if isinstance(value, (bool, numbers.Real)):
-        try:
-            return float(value)
-        except OverflowError:
-            return math.inf  # an integer or fraction beyond the range of floats, refused below
-    # numpy.bool_ and 0-d arrays are not registered as numbers
-    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and value.dtype.kind in "biuf":
-        return float(value)
-    if isinstance(value, (list, tuple)) or getattr(value, "shape", ()) != ():
-        raise RewardError(
-            f"`{name}`: reward of row {row} is a {type(value).__name__}; one number per completion is needed "
-            "(rewards of single tokens or steps are not supported)."
-        )
-    shown = f" {value!r}" if isinstance(value, str) and len(value) <= 40 else ""
-    raise RewardError(f"`{name}`: reward of row {row} is of type {type(value).__name__}{shown}; a number is needed.")

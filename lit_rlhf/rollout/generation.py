@@ -128,6 +128,7 @@ def sample_completions(
         rewards=torch.zeros(rows, device=device),
         scored_mask=torch.zeros(rows, dtype=torch.bool, device=device),
         reward_components=torch.zeros(rows, 0, device=device),
+        outcome_mask=torch.zeros(rows, dtype=torch.bool, device=device),
         prompts=tuple(prompt.text for prompt in prompts for _ in range(num_samples)),
         completions=tuple(texts),
         temperature=sampling.temperature or 1.0,
@@ -164,5 +165,7 @@ def score_completions(rollout: RolloutBatch, prompts: Sequence[Prompt], scorer: 
         rewards=scores.total.to(device),
         scored_mask=scores.scored_mask.to(device),
         reward_components=scores.components.to(device),
+        outcome_mask=scores.outcome_mask.to(device),
+        token_rewards=None if scores.token_rewards is None else scores.token_rewards.to(device),
         reward_names=tuple(scores.names),
     )

@@ -28,6 +28,7 @@ def make_hand_made() -> Callable[..., RolloutBatch]:
             rewards=torch.tensor(rewards),
             scored_mask=torch.ones(n, dtype=torch.bool),
             reward_components=torch.tensor(rewards)[:, None],
+            outcome_mask=torch.ones(len(rewards), dtype=torch.bool),
             prompts=("p",) * n,
             completions=("c",) * n,
             advantages=(torch.arange(n) + 1.0)[:, None].expand(n, 3).clone(),

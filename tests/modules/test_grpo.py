@@ -159,6 +159,7 @@ def hand_made_rollout(rewards: torch.Tensor, width: int = 1) -> RolloutBatch:
         rewards=rewards,
         scored_mask=torch.ones(n, dtype=torch.bool),
         reward_components=rewards[:, None],
+        outcome_mask=torch.ones(n, dtype=torch.bool),
         prompts=("p",) * n,
         completions=("c",) * n,
         reward_names=("r",),
