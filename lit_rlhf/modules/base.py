@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from lit_rlhf.callbacks.completion_writer import CompletionWriter
 from lit_rlhf.callbacks.run_summary import RunSummary
 from lit_rlhf.callbacks.std_threshold_mask import StdThresholdMask
-from lit_rlhf.errors import ConfigurationError
+from lit_rlhf.errors import ConfigurationError, DivergedError
 from lit_rlhf.functional.losses import AGGREGATIONS, Aggregation, loss_denominator
 from lit_rlhf.metrics.iteration import IterationMetrics
 from lit_rlhf.models.lora import without_adapter
@@ -44,6 +45,8 @@ class PolicyModule(HeldOutEvaluation):
         loss_aggregation: ``token_mean``, ``sequence_mean`` or ``constant`` (rows times ``max_new_tokens``), each over
             the whole optimizer step.
         entropy_coef: Weight of an entropy bonus.
+        max_skipped_steps: An optimizer step with a gradient that is not finite is skipped; after this many in a row the
+            run stops with a checkpoint.
         options: Of :class:`~lit_rlhf.modules.causal_lm.CausalLMModule`: what concerns the model and the optimizer.
     """
 
@@ -58,6 +61,7 @@ class PolicyModule(HeldOutEvaluation):
         clip_range_high: float | None = None,
         loss_aggregation: Aggregation = "token_mean",
         entropy_coef: float = 0.0,
+        max_skipped_steps: int = 10,
         **options: Any,
     ) -> None:
         super().__init__(policy, **options)
@@ -77,6 +81,8 @@ class PolicyModule(HeldOutEvaluation):
         self.entropy_coef = entropy_coef
         self.reference: FrozenReference | None = None
         self.log_prob_gap: float | None = None
+        self.max_skipped_steps = max_skipped_steps
+        self._skipped_in_a_row = 0
         self._step_is_dead = False
         self.register_load_state_dict_post_hook(forget_missing_reference)
 
@@ -257,15 +263,24 @@ class PolicyModule(HeldOutEvaluation):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """A step in which nothing can be learned moves nothing: zero gradients would still carry AdamW's momentum."""
         if self._step_is_dead:
-            for parameter in self.parameters():
-                parameter.grad = None
+            self._skip_step()
 
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
         """Clip, and log the norm."""
         super().configure_gradient_clipping(*args, **kwargs)
         dead = float(self._step_is_dead)
-        norms = {f"{name}/grad_norm": (norm, 1) for name, norm in self.grad_norms.items()}
-        self.iteration_metrics.update({"policy/dead_steps": (dead, 1), **norms})
+        finite = all(bool(norm.isfinite()) for norm in self.grad_norms.values())
+        if not finite:
+            self._skip_step()
+        norms = {f"{name}/grad_norm": (norm, 1) for name, norm in self.grad_norms.items() if finite}
+        self.iteration_metrics.update(
+            {"policy/dead_steps": (dead, 1), "policy/skipped_steps": (float(not finite), 1), **norms}
+        )
+        self._skipped_in_a_row = 0 if finite else self._skipped_in_a_row + 1
+
+    def _skip_step(self) -> None:
+        for parameter in self.parameters():
+            parameter.grad = None
 
     # Callbacks, logs and checkpoints
 
@@ -291,6 +306,18 @@ class PolicyModule(HeldOutEvaluation):
         values["step"] = self.trainer.global_step  # the x-axis: optimizer steps done
         for name, value in values.items():
             self.log(name, value, prog_bar=name in ("reward", "kl", "loss"))
+        if self._skipped_in_a_row >= self.max_skipped_steps:
+            self._stop_diverged()
+
+    def _stop_diverged(self) -> None:
+        """The weights are those from before the first skipped step: save them, and say what happened."""
+        path = Path(self.trainer.log_dir or self.trainer.default_root_dir) / "checkpoints" / "diverged.ckpt"
+        self.trainer.save_checkpoint(path)
+        raise DivergedError(
+            f"{self._skipped_in_a_row} optimizer steps in a row had a gradient that is not finite and were skipped "
+            f"(max_skipped_steps={self.max_skipped_steps}). The weights from before are in {path}. Lower lr"
+            f"{' or critic_lr' if hasattr(self, 'critic_lr') else ''}"
+        )
 
     def extra_metrics(self) -> dict[str, float]:
         """Quantities of the iteration that are no mean, by name; the same on all ranks."""

@@ -31,6 +31,7 @@ ROLLOUT_MEANS = (
     "completion/finished_length",
     "completion/truncated",
     "policy/dead_steps",
+    "policy/skipped_steps",
     "policy/grad_norm",
 )
 

@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 
-from lit_rlhf import GRPOModule, RolloutBatch, RolloutDataModule
+from lit_rlhf import GRPOModule, PPOModule, RolloutBatch, RolloutDataModule
 from lit_rlhf.callbacks import RolloutCallback
 
 pytestmark = pytest.mark.distributed
@@ -48,6 +48,7 @@ def run(folder: Path, policy: str, rows: Any, rewards: Any, devices: int, **opti
     folder.mkdir()
     module_options = {"lr": 1e-4, "kl_coef": 0.1, **options.pop("module", {})}
     epochs = options.pop("max_epochs", 1)
+    algorithm = options.pop("algorithm", GRPOModule)
     defaults = {"prompts_per_iteration": 5, "group_size": 4, "max_new_tokens": 6, "seed": 2, "micro_batch_size": 4}
     data = RolloutDataModule(rows, val=rows[:5], rewards=rewards, val_samples=2, **{**defaults, **options})
     trainer = L.Trainer(
@@ -62,7 +63,7 @@ def run(folder: Path, policy: str, rows: Any, rewards: Any, devices: int, **opti
         enable_model_summary=False,
         default_root_dir=str(folder),
     )
-    trainer.fit(GRPOModule(policy, **module_options), data)
+    trainer.fit(algorithm(policy, **module_options), data)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(devices)]
 
 
@@ -115,3 +116,20 @@ def test_a_rank_without_a_prompt(tmp_path, policy_dir, rows, digits):
     expected = single["gradients"][0]
     assert (ranks[1]["gradients"][0] - expected).norm() <= 1e-6 * expected.norm()
     assert ranks[0]["metrics"]["val/accuracy"] == single["metrics"]["val/accuracy"]
+
+
+@pytest.mark.parametrize("critic", ["own", "shared"])
+def test_ppo_whitens_and_learns_as_one_process_does(tmp_path, policy_dir, rows, digits, critic):
+    options = {
+        "algorithm": PPOModule,
+        "module": {"critic": critic, "critic_warmup_iterations": 1, "critic_lr": 1e-3},
+        "max_epochs": 3,
+        "passes": 2,
+    }
+    (single,) = run(tmp_path / "one", policy_dir, rows, [digits], 1, **options)
+    ranks = run(tmp_path / "two", policy_dir, rows, [digits], 2, **options)
+    assert sorted(ranks[0]["rows"] + ranks[1]["rows"]) == sorted(single["rows"])
+    assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
+    assert torch.allclose(ranks[0]["weights"], single["weights"], atol=2e-5)
+    for name in ("value/explained_variance", "value/error", "value/loss", "policy/loss", "loss"):
+        assert ranks[1]["metrics"][name] == pytest.approx(single["metrics"][name], rel=1e-3, abs=1e-5), name

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 
 from lit_rlhf import GRPOModule, PPOModule
 from lit_rlhf.errors import ConfigurationError
@@ -237,3 +240,39 @@ def test_swapping_the_module_is_all_it_takes(make_trainer, make_data, policy_dir
 def test_bad_options(policy_dir, options, message):
     with pytest.raises(ConfigurationError, match=message):
         PPOModule(policy_dir, **options)
+
+
+def test_a_divergent_critic_never_reaches_the_policy(make_trainer, make_data, policy_dir, rows, digits, tmp_path):
+    """Steps that are not finite are skipped and counted; then the run stops with a checkpoint that loads."""
+    from lit_rlhf.errors import DivergedError
+
+    module = PPOModule(policy_dir, lr=1e-3, critic_lr=1e35, critic_max_grad_norm=None, max_skipped_steps=3)
+    trainer = make_trainer(max_epochs=20)
+    with pytest.raises(DivergedError, match=r"steps in a row had a gradient that is not finite .*diverged\.ckpt"):
+        trainer.fit(module, make_data(rows, rewards=[digits], passes=2))
+    assert all(p.isfinite().all() for p in module.policy.parameters())
+    saved = torch.load(tmp_path / "checkpoints" / "diverged.ckpt", weights_only=True)
+    assert all(
+        torch.equal(saved["state_dict"][f"policy.{name}"], value) for name, value in module.policy.state_dict().items()
+    )
+
+
+def test_a_single_bad_step_is_skipped_and_the_run_goes_on(
+    make_trainer, make_data, policy_dir, rows, digits, watch, tmp_path
+):
+    class PoisonOnce(type(watch)):
+        def on_advantages_end(self, trainer: Any, module: Any, rollout: Any) -> Any:
+            super().on_advantages_end(trainer, module, rollout)
+            if len(self.rollouts) == 2:
+                return rollout.replace(advantages=rollout.advantages * float("nan"))
+            return None
+
+    poison = PoisonOnce()
+    module = GRPOModule(policy_dir, lr=1e-3)
+    logger = CSVLogger(tmp_path, flush_logs_every_n_steps=1)
+    trainer = make_trainer(callbacks=[poison], max_epochs=4, logger=logger, log_every_n_steps=1)
+    trainer.fit(module, make_data(rows, rewards=[digits]))
+    assert trainer.global_step == 4
+    assert all(p.isfinite().all() for p in module.policy.parameters())
+    table = pd.read_csv(Path(logger.log_dir) / "metrics.csv")
+    assert table["policy/skipped_steps"].tolist() == [0.0, 1.0, 0.0, 0.0]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from itertools import takewhile
 from pathlib import Path
 
 import pytest
 import yaml
+from lightning import Trainer
 
+from lit_rlhf import PPOModule, RolloutDataModule
 from lit_rlhf.cli import LitRLHFCLI
+from lit_rlhf.data.rows import read_rows
+from lit_rlhf.rewards import MathAnswer
 
 ROOT = Path(__file__).parents[2]
 FRAGMENTS = sorted((ROOT / "recipes" / "trainer").glob("*.yaml"))
@@ -95,7 +100,10 @@ MADE = {
     "recipes/quickstart/data/corpus.jsonl": "recipes/quickstart/make_data.py",
     "recipes/quickstart/data/corpus_val.jsonl": "recipes/quickstart/make_data.py",
     "recipes/quickstart/rlhf/data/preferences.jsonl": "recipes/quickstart/rlhf/make_preferences.py",
+    **{f"recipes/grpo/data/gsm8k_{split}.jsonl": "recipes/grpo/make_gsm8k.py" for split in ("train", "val", "test")},
 }
+# Names on the Hugging Face hub, for the recipes of real size.
+ON_THE_HUB = {"Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-7B-Instruct"}
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=short)
@@ -107,5 +115,38 @@ def test_what_a_recipe_names_is_there_or_is_made(path):
         if name in MADE:
             assert (ROOT / MADE[name]).exists()
             assert MADE[name] in "\n".join(header(path)), f"the header does not say that {MADE[name]} writes {name}"
-        elif not name.startswith("checkpoints/runs/"):  # an earlier run's
+        elif name not in ON_THE_HUB and not name.startswith("checkpoints/runs/"):  # an earlier run's
             assert (ROOT / name).exists(), name
+
+
+def test_gsm8k_becomes_prompts_that_math_answer_can_judge(tmp_path, run_python):
+    """The columns that the recipes name are there, and the solution's #### is what counts."""
+    for split, count in (("train", 6), ("test", 2)):
+        rows = [
+            {"question": f"{n} and {n}?", "answer": f"{n}+{n}=<<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}"}
+            for n in range(count)
+        ]
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    run_python("recipes/grpo/make_gsm8k.py", "--source", tmp_path, "--folder", tmp_path / "data", "--val", 2)
+    found = {split: read_rows(tmp_path / "data" / f"gsm8k_{split}.jsonl").rows for split in ("train", "val", "test")}
+    assert {split: len(rows) for split, rows in found.items()} == {"train": 4, "val": 2, "test": 2}
+    (message,) = found["val"][0]["question"]
+    assert message["role"] == "user"
+    assert message["content"].startswith("4 and 4? ")
+    completions = [[{"role": "assistant", "content": text}] for text in ("So\n#### 8", "So\n#### 9")]
+    answers = [found["val"][0]["answer"]] * 2
+    assert MathAnswer()(completions=completions, answer=answers) == [1.0, 0.0]
+
+
+def test_every_metric_of_ppo_is_in_a_glossary(tmp_path):
+    model, prompts = ROOT / "checkpoints" / "arithmetic", QUICKSTART.parent / "data" / "train.jsonl"
+    options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = Trainer(max_epochs=1, default_root_dir=tmp_path, enable_model_summary=False, **options)
+    data = RolloutDataModule(prompts, rewards=[MathAnswer()], prompts_per_iteration=32, group_size=1, max_new_tokens=8)
+    trainer.fit(PPOModule(str(model)), data)
+    pages = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("grpo", "ppo")}
+    names = {name for name in trainer.callback_metrics if name != "step"} - {"reward/math_answer"}
+    critic = {name for name in names if name.startswith("value/") or name == "lr/value"}
+    assert len(critic) == 8
+    assert {name for name in critic if f"`{name}`" not in pages["ppo"]} == set()
+    assert {name for name in names - critic if f"`{name}`" not in pages["grpo"]} == set()
