@@ -1,4 +1,4 @@
-"""What PPO and GRPO share: the reference, the scoring of a rollout, the training step. No formula of either."""
+"""What PPO and GRPO share: the optimizer step and the log of an iteration. No formula of either."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_rlhf.callbacks.completion_writer import CompletionWriter
 from lit_rlhf.callbacks.run_summary import RunSummary
@@ -17,22 +17,17 @@ from lit_rlhf.callbacks.std_threshold_mask import StdThresholdMask
 from lit_rlhf.errors import ConfigurationError, DivergedError
 from lit_rlhf.functional.losses import AGGREGATIONS, Aggregation, loss_denominator
 from lit_rlhf.metrics.iteration import IterationMetrics
-from lit_rlhf.models.lora import without_adapter
-from lit_rlhf.models.reference import FrozenReference, forget_missing_reference
-from lit_rlhf.modules.evaluation import HeldOutEvaluation
 from lit_rlhf.modules.policy_loss import POLICY_MEANS, KLPlacement, PolicyLoss
 from lit_rlhf.modules.rollout_log import ROLLOUT_MEANS, RolloutLog
-from lit_rlhf.modules.scoring import by_parts, forward_rows
+from lit_rlhf.modules.scored_policy import ScoredPolicy
+from lit_rlhf.modules.scoring import forward_rows
 
 if TYPE_CHECKING:
     from lit_rlhf.models.forward import CompletionOutputs
     from lit_rlhf.rollout.batch import MicroBatch, RolloutBatch
 
-# Below this gap in float32 the engine's log-probs and the training forward's are the same numbers.
-LOG_PROB_TOLERANCE = 1e-5
 
-
-class PolicyModule(HeldOutEvaluation):
+class PolicyModule(ScoredPolicy):
     """A policy trained on rollouts. Subclasses give :meth:`compute_advantages` and :meth:`loss`.
 
     Args:
@@ -64,36 +59,18 @@ class PolicyModule(HeldOutEvaluation):
         max_skipped_steps: int = 10,
         **options: Any,
     ) -> None:
-        super().__init__(policy, **options)
-        if kl_coef < 0:
-            raise ConfigurationError(f"kl_coef must not be negative, got {kl_coef}")
-        if kl_placement not in ("reward", "loss"):
-            raise ConfigurationError(f"kl_placement must be 'reward' or 'loss', got {kl_placement!r}")
+        super().__init__(policy, kl_coef, kl_placement, **options)
         if loss_aggregation not in AGGREGATIONS:
             raise ConfigurationError(
                 f"loss_aggregation must be one of {', '.join(AGGREGATIONS)}, got {loss_aggregation!r}"
             )
         clip_high = clip_range if clip_range_high is None else clip_range_high
         self.policy_loss = PolicyLoss(clip_range, clip_high, kl_placement, entropy_coef)
-        self.kl_coef = kl_coef
-        self.kl_placement = kl_placement
         self.loss_aggregation = loss_aggregation
         self.entropy_coef = entropy_coef
-        self.reference: FrozenReference | None = None
-        self.log_prob_gap: float | None = None
         self.max_skipped_steps = max_skipped_steps
         self._skipped_in_a_row = 0
         self._step_is_dead = False
-        self.register_load_state_dict_post_hook(forget_missing_reference)
-
-    def configure_model(self) -> None:
-        """Build the policy and, where it is needed, its frozen copy."""
-        if self.policy is not None:
-            return
-        super().configure_model()
-        assert self.policy is not None
-        if self.kl_coef > 0 and not self.lora_rank and self.trainer.state.fn == "fit":
-            self.reference = FrozenReference(self.policy)
 
     def setup(self, stage: str) -> None:
         """Meet the DataModule and prepare the metrics."""
@@ -129,43 +106,6 @@ class PolicyModule(HeldOutEvaluation):
         clip = f"clip [{1 - policy.clip_low:g}, {1 + policy.clip_high:g}]"
         bonus = f"; entropy bonus {self.entropy_coef:g}" if self.entropy_coef else ""
         return f"{clip}; {self.loss_aggregation}; {penalty}{bonus}"
-
-    # The rollout, as far as the module is concerned
-
-    def score_rollout(self, rollout: RolloutBatch, parts: list[list[int]], ratio_is_one: bool) -> RolloutBatch:
-        """Reference log-probs, and old log-probs where the ratio is not 1 by construction.
-
-        Args:
-            rollout: ``N`` rows with rewards.
-            parts: Rows of each forward pass.
-            ratio_is_one: The rollout serves a single optimizer step.
-        """
-        changes: dict[str, Any] = {"kl_coef": self.kl_coef}
-        penalised = self.kl_coef > 0
-        if not ratio_is_one or (penalised and self.kl_placement == "reward"):
-            changes["old_log_probs"] = self._old_log_probs(rollout, parts)
-        if penalised:
-            changes["ref_log_probs"] = self._reference_log_probs(rollout, parts)
-        return rollout.replace(**changes)
-
-    def _old_log_probs(self, rollout: RolloutBatch, parts: list[list[int]]) -> Tensor:
-        """The engine's own where they were found to equal the training forward's, else a pass of that forward."""
-        if self.log_prob_gap is not None and self.log_prob_gap <= LOG_PROB_TOLERANCE:
-            return rollout.sampling_log_probs
-        return self._policy_log_probs(self.policy, rollout, parts)
-
-    def _reference_log_probs(self, rollout: RolloutBatch, parts: list[list[int]]) -> Tensor:
-        """Of the frozen copy, or of the base with the adapter switched off."""
-        if self.reference is not None:
-            return self._policy_log_probs(self.reference.model, rollout, parts)
-        assert self.policy is not None
-        with without_adapter(self.policy):
-            return self._policy_log_probs(self.policy, rollout, parts)
-
-    @staticmethod
-    def _policy_log_probs(model: nn.Module | None, rollout: RolloutBatch, parts: list[list[int]]) -> Tensor:
-        assert model is not None
-        return by_parts(rollout, parts, lambda rows: forward_rows(model, rows).log_probs)
 
     def compute_advantages(self, rollout: RolloutBatch) -> RolloutBatch:
         """Fill in ``advantages``; the only place where PPO and GRPO differ before the loss.
@@ -322,29 +262,3 @@ class PolicyModule(HeldOutEvaluation):
     def extra_metrics(self) -> dict[str, float]:
         """Quantities of the iteration that are no mean, by name; the same on all ranks."""
         return {}
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save what the module remembers between iterations; refuse to save in the middle of one."""
-        data = getattr(self.trainer, "datamodule", None)
-        if getattr(data, "mid_iteration", False):
-            raise ConfigurationError(
-                "a checkpoint in the middle of an iteration would not resume exactly; checkpoint at its end: "
-                "ModelCheckpoint(every_n_epochs=1), without every_n_train_steps or train_time_interval"
-            )
-        checkpoint["lit_rlhf"] = {
-            "log_prob_gap": self.log_prob_gap,
-            "kl_placement": self.kl_placement,
-            "tokens": dict(self.rollout_log.tokens),
-        }
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore it; another placement of the KL penalty is another objective and refused."""
-        saved = checkpoint.get("lit_rlhf", {})
-        placement = saved.get("kl_placement", self.kl_placement)
-        if placement != self.kl_placement and self.trainer.state.fn == "fit":
-            raise ConfigurationError(
-                f"the checkpoint was trained with kl_placement={placement!r}, now it is {self.kl_placement!r}: "
-                "resume with the same one, or start a new run from the exported policy"
-            )
-        self.log_prob_gap = saved.get("log_prob_gap")
-        self.rollout_log.tokens.update(saved.get("tokens", {}))

@@ -232,3 +232,21 @@ def test_learns_a_simple_reward(make_trainer, policy_dir, rows, digits):
     trainer.fit(GRPOModule(policy_dir, lr=3e-3), make_data(rows, [digits], group_size=8))
     before = float(watch.rollouts[0].rewards.mean())
     assert watch.final["reward"] > before + 0.25
+
+
+def test_the_reference_is_the_start_also_after_an_earlier_validation(make_trainer, policy_dir, rows, digits, tmp_path):
+    """validate() builds the policy; fit() must still find its reference, and not the validated checkpoint's weights."""
+    from transformers import AutoModelForCausalLM
+
+    first = make_trainer(max_epochs=2)
+    first.fit(GRPOModule(policy_dir, lr=1e-2), make_data(rows, [digits], val=rows))
+    first.save_checkpoint(tmp_path / "moved.ckpt")
+    module = GRPOModule(policy_dir, lr=1e-3)
+    data = make_data(rows, [digits], val=rows, val_samples=2)
+    make_trainer().validate(module, data, ckpt_path=tmp_path / "moved.ckpt")
+    watch = Watch()
+    make_trainer(callbacks=[watch]).fit(module, data)
+    base = AutoModelForCausalLM.from_pretrained(policy_dir)
+    pairs = list(zip(module.reference.model.parameters(), base.parameters(), strict=True))
+    assert all(torch.equal(one, other) for one, other in pairs)
+    assert watch.final["kl/per_token"] != 0.0

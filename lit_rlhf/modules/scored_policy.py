@@ -1,0 +1,127 @@
+"""A policy and its reference: log-probs of a rollout, and what of it outlives a checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from lit_rlhf.errors import ConfigurationError
+from lit_rlhf.models.loading import load_causal_lm
+from lit_rlhf.models.lora import without_adapter
+from lit_rlhf.models.reference import FrozenReference, forget_missing_reference
+from lit_rlhf.modules.evaluation import HeldOutEvaluation
+from lit_rlhf.modules.policy_loss import KLPlacement
+from lit_rlhf.modules.pretrained import DTYPES
+from lit_rlhf.modules.rollout_log import RolloutLog
+from lit_rlhf.modules.scoring import by_parts, forward_rows
+
+if TYPE_CHECKING:
+    from lit_rlhf.rollout.batch import RolloutBatch
+
+# Below this gap in float32 the engine's log-probs and the training forward's are the same numbers.
+LOG_PROB_TOLERANCE = 1e-5
+
+
+class ScoredPolicy(HeldOutEvaluation):
+    """A policy that is held near a frozen reference: the model as it was before any training.
+
+    With adapters the reference is the base with the adapter switched off, else a second copy that is kept out of
+    checkpoints.
+
+    Args:
+        policy: Hub name or folder of the model to train; it is the reference, too.
+        kl_coef: Weight of the KL penalty against the reference; at 0 no reference is loaded.
+        kl_placement: ``reward`` or ``loss``.
+        options: Of :class:`~lit_rlhf.modules.causal_lm.CausalLMModule`.
+    """
+
+    rollout_log: RolloutLog
+
+    def __init__(self, policy: str, kl_coef: float, kl_placement: KLPlacement, **options: Any) -> None:
+        super().__init__(policy, **options)
+        if kl_coef < 0:
+            raise ConfigurationError(f"kl_coef must not be negative, got {kl_coef}")
+        if kl_placement not in ("reward", "loss"):
+            raise ConfigurationError(f"kl_placement must be 'reward' or 'loss', got {kl_placement!r}")
+        self.kl_coef = kl_coef
+        self.kl_placement = kl_placement
+        self.reference: FrozenReference | None = None
+        self.log_prob_gap: float | None = None
+        self.register_load_state_dict_post_hook(forget_missing_reference)
+
+    def configure_model(self) -> None:
+        """Build the policy and, where it is needed, its frozen reference."""
+        new = self.policy is None
+        super().configure_model()
+        assert self.policy is not None
+        needed = self.kl_coef > 0 and not self.lora_rank and self.trainer.state.fn == "fit"
+        if not needed or self.reference is not None:
+            return
+        source: nn.Module = self.policy
+        if not new and not self.random_init:
+            # Built for an earlier validation, perhaps of a checkpoint: the reference is the model before any training.
+            options = {"dtype": DTYPES[self.dtype_name], "attn_implementation": self.attn_implementation}
+            source = load_causal_lm(self.model_name, **options)  # type: ignore[arg-type]
+        self.reference = FrozenReference(source)
+
+    def score_rollout(self, rollout: RolloutBatch, parts: list[list[int]], ratio_is_one: bool) -> RolloutBatch:
+        """Reference log-probs, and old log-probs where the ratio is not 1 by construction.
+
+        Args:
+            rollout: ``N`` rows with rewards.
+            parts: Rows of each forward pass.
+            ratio_is_one: The rollout serves a single optimizer step.
+        """
+        changes: dict[str, Any] = {"kl_coef": self.kl_coef}
+        penalised = self.kl_coef > 0
+        if not ratio_is_one or (penalised and self.kl_placement == "reward"):
+            changes["old_log_probs"] = self._old_log_probs(rollout, parts)
+        if penalised:
+            changes["ref_log_probs"] = self._reference_log_probs(rollout, parts)
+        return rollout.replace(**changes)
+
+    def _old_log_probs(self, rollout: RolloutBatch, parts: list[list[int]]) -> Tensor:
+        """The engine's own where they were found to equal the training forward's, else a pass of that forward."""
+        if self.log_prob_gap is not None and self.log_prob_gap <= LOG_PROB_TOLERANCE:
+            return rollout.sampling_log_probs
+        return self._policy_log_probs(self.policy, rollout, parts)
+
+    def _reference_log_probs(self, rollout: RolloutBatch, parts: list[list[int]]) -> Tensor:
+        """Of the frozen copy, or of the base with the adapter switched off."""
+        if self.reference is not None:
+            return self._policy_log_probs(self.reference.model, rollout, parts)
+        assert self.policy is not None
+        with without_adapter(self.policy):
+            return self._policy_log_probs(self.policy, rollout, parts)
+
+    @staticmethod
+    def _policy_log_probs(model: nn.Module | None, rollout: RolloutBatch, parts: list[list[int]]) -> Tensor:
+        assert model is not None
+        return by_parts(rollout, parts, lambda rows: forward_rows(model, rows).log_probs)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save what the module remembers between iterations; refuse to save in the middle of one."""
+        data = getattr(self.trainer, "datamodule", None)
+        if getattr(data, "mid_iteration", False):
+            raise ConfigurationError(
+                "a checkpoint in the middle of an iteration would not resume exactly; checkpoint at its end: "
+                "ModelCheckpoint(every_n_epochs=1), without every_n_train_steps or train_time_interval"
+            )
+        checkpoint["lit_rlhf"] = {
+            "log_prob_gap": self.log_prob_gap,
+            "kl_placement": self.kl_placement,
+            "tokens": dict(self.rollout_log.tokens),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore it; another placement of the KL penalty is another objective and refused."""
+        saved = checkpoint.get("lit_rlhf", {})
+        placement = saved.get("kl_placement", self.kl_placement)
+        if placement != self.kl_placement and self.trainer.state.fn == "fit":
+            raise ConfigurationError(
+                f"the checkpoint was trained with kl_placement={placement!r}, now it is {self.kl_placement!r}: "
+                "resume with the same one, or start a new run from the exported policy"
+            )
+        self.log_prob_gap = saved.get("log_prob_gap")
+        self.rollout_log.tokens.update(saved.get("tokens", {}))
