@@ -95,7 +95,8 @@ def return_to_go_advantages(
         G_{i,t} = r_i + \sum_{s \ge t} (r_{i,s} - \beta\, k1_{i,s})
 
     Baseline and deviation are those of the whole-sequence returns ``G_{i,0}``, so the first token's advantage is
-    :func:`group_advantages` of them.
+    :func:`group_advantages` of them. A group whose whole returns agree while its steps do not has no deviation to
+    divide by and is only centred: dividing by ``eps`` alone would blow its steps up ten-thousandfold.
 
     Args:
         returns_to_go: ``(N, T)``: outcome plus the token rewards (less the KL penalty) from each token on.
@@ -121,6 +122,8 @@ def return_to_go_advantages(
     of_whole = group_advantages(whole, group_index, scored_mask, **options)  # type: ignore[arg-type]
     stats = _group_statistics(whole, group_index, scored_mask)
     divisor = _divisor(stats, whole, scale, eps, ddof)
+    if scale == "group":
+        divisor = torch.where(stats.std(0)[stats.group] <= 1e-6, 1.0, divisor)
     usable = stats.scored & (stats.count[stats.group] >= 2 if baseline != "none" or scale == "group" else True)
     later = (returns_to_go.double() - whole.double()[:, None]) / divisor[:, None]
     return torch.where(mask & usable[:, None], of_whole[:, None] + later.float(), 0.0)

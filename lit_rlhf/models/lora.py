@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,34 @@ def active_adapter(model: nn.Module, adapter_name: str) -> Iterator[None]:
     finally:
         for layer, names in zip(layers, before, strict=True):
             layer._active_adapter = names
+
+
+def checkpoint_contexts(
+    model: nn.Module,
+) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+    """Contexts of a checkpointed forward pass and of its recomputation, which must run with the same adapter.
+
+    The backward pass runs after :func:`active_adapter` was left, so the adapter of the forward pass is noted here.
+
+    Args:
+        model: With or without adapters.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = (module for module in model.modules() if isinstance(module, BaseTunerLayer))
+    layer = next(layers, None)
+    recompute = contextlib.nullcontext() if layer is None else active_adapter(model, layer.active_adapters[0])
+    return contextlib.nullcontext(), recompute
+
+
+def enable_gradient_checkpointing(model: nn.Module) -> None:
+    """Recompute activations in the backward pass of a Hugging Face model.
+
+    Args:
+        model: Before or after it gets adapters.
+    """
+    options = {"use_reentrant": False, "context_fn": functools.partial(checkpoint_contexts, model)}
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)  # type: ignore[operator]
 
 
 @contextlib.contextmanager

@@ -29,7 +29,8 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Values ``(...)`` of hidden states ``(..., H)``."""
-        return self.linear(hidden.float()).squeeze(-1)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return self.linear(hidden.float()).squeeze(-1)
 
 
 class Critic(nn.Module):

@@ -8,7 +8,7 @@ from torch import nn
 
 from lit_rlhf.errors import ConfigurationError
 from lit_rlhf.models.loading import load_causal_lm
-from lit_rlhf.models.lora import add_lora
+from lit_rlhf.models.lora import add_lora, enable_gradient_checkpointing
 from lit_rlhf.modules.pretrained import DTYPES, PretrainedModule
 
 
@@ -60,7 +60,7 @@ class CausalLMModule(PretrainedModule):
             attn_implementation=self.attn_implementation,
         )
         if self.gradient_checkpointing:
-            policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+            enable_gradient_checkpointing(policy)
         if self.lora_rank:
             policy = add_lora(policy, self.lora_rank, self.lora_alpha, self.lora_target_modules)
         self.policy = policy

@@ -27,7 +27,7 @@ from lit_rlhf.functional.gae import gae_advantages, masked_moments, place_outcom
 from lit_rlhf.functional.losses import aggregate
 from lit_rlhf.models.forward import CompletionOutputs
 from lit_rlhf.models.loading import load_backbone
-from lit_rlhf.models.lora import VALUE_ADAPTER, add_lora
+from lit_rlhf.models.lora import VALUE_ADAPTER, add_lora, enable_gradient_checkpointing
 from lit_rlhf.models.value import CRITICS, Critic, CriticKind, adapter_hidden, completion_hidden, value_after_last
 from lit_rlhf.modules.base import PolicyModule
 from lit_rlhf.modules.pretrained import DTYPES, parameter_group
@@ -121,6 +121,8 @@ class PPOModule(PolicyModule):
         if self.critic_kind == "own":
             name, dtype = self.critic_model or self.model_name, DTYPES[self.dtype_name]
             backbone = load_backbone(name, dtype=dtype, attn_implementation=self.attn_implementation)
+            if self.gradient_checkpointing:
+                enable_gradient_checkpointing(backbone)
             self.critic = Critic(backbone.config.get_text_config().hidden_size, backbone)
             return
         self.critic = Critic(self.model_config.get_text_config().hidden_size)

@@ -64,6 +64,11 @@ def check_trainer(data: RolloutDataModule, trainer: L.Trainer) -> int | None:
     """
     if data.sources["train"] is None:
         raise ConfigurationError("fit needs training prompts: set RolloutDataModule(train=...)")
+    if trainer.precision in ("bf16-true", "16-true", "64-true", "transformer-engine"):
+        raise ConfigurationError(
+            f"precision={trainer.precision} converts what sampler and trainer must share: set the module's dtype instead "
+            "and leave the Trainer's precision at 32-true, or use bf16-mixed"
+        )
     every = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
     if every not in (0, 1):
         raise ConfigurationError(

@@ -37,7 +37,8 @@ def make_rollout(data: RolloutDataModule, trainer: L.Trainer, iteration: int) ->
     mine = range(trainer.global_rank, len(drawn), trainer.world_size)
     prompts = [source[drawn[number]] for number in mine]
     assert module.policy is not None
-    with evaluation_mode(module):
+    # The precision of the training forward; Lightning sets it for the steps only.
+    with evaluation_mode(module), trainer.precision_plugin.forward_context():
         with data.timer("generation"):
             rollout = sample_completions(
                 module.policy,

@@ -154,3 +154,9 @@ def test_a_wrong_number_of_token_rewards_is_refused(make_trainer, make_data, pol
 def test_unknown_decomposition(policy_dir):
     with pytest.raises(ConfigurationError, match="decomposition must be 'sequence' or 'return_to_go', got 'steps'"):
         GRPOModule(policy_dir, decomposition="steps")
+
+
+def test_equal_returns_of_unequal_steps_are_not_blown_up():
+    to_go = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+    group, mask = torch.zeros(2, dtype=torch.long), torch.ones(2, 2, dtype=torch.bool)
+    assert return_to_go_advantages(to_go, group, mask).tolist() == [[0.0, -1.0], [0.0, 0.0]]
