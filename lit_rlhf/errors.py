@@ -3,6 +3,10 @@
 ``lit-rlhf`` prints them without a traceback; in a script they are ordinary exceptions.
 """
 
+from __future__ import annotations
+
+import math
+
 
 class LitRLHFError(Exception):
     """Base class of every error that this library raises on purpose."""
@@ -22,3 +26,44 @@ class RewardError(LitRLHFError, RuntimeError):
 
 class DivergedError(LitRLHFError, RuntimeError):
     """The policy's weights or log-probs are no longer finite."""
+
+
+def check_number(
+    name: str,
+    value: float | None,
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    below: float | None = None,
+) -> None:
+    """Refuse an option that is no finite number in its range; ``None`` passes.
+
+    Args:
+        name: Of the option.
+        value: Given.
+        minimum: Smallest allowed value.
+        above: The value must be larger than this.
+        maximum: Largest allowed value.
+        below: The value must be smaller than this.
+
+    Raises:
+        ConfigurationError: Naming the option, the value and the range.
+
+    >>> check_number("gamma", 1.5, minimum=0, maximum=1)
+    Traceback (most recent call last):
+    lit_rlhf.errors.ConfigurationError: gamma must be a number in [0, 1], got 1.5
+    """
+    if value is None:
+        return
+    fine = (
+        math.isfinite(value)
+        and (minimum is None or value >= minimum)
+        and (above is None or value > above)
+        and (maximum is None or value <= maximum)
+        and (below is None or value < below)
+    )
+    if not fine:
+        low = f"[{minimum:g}" if minimum is not None else f"({above:g}" if above is not None else "(-inf"
+        high = f"{maximum:g}]" if maximum is not None else f"{below:g})" if below is not None else "inf)"
+        raise ConfigurationError(f"{name} must be a number in {low}, {high}, got {value}")

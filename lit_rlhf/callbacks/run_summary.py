@@ -51,7 +51,11 @@ def banner_rows(trainer: L.Trainer, module: PolicyModule, data: RolloutDataModul
     trainable = sum(p.numel() for p in module.parameters() if p.requires_grad)
     total = sum(p.numel() for p in module.policy.parameters()) if module.policy is not None else 0
     sampling = data.sampling
-    reference = "none (kl_coef is 0)" if module.reference is None else "a frozen copy of the policy at the start"
+    reference = "a frozen copy of the policy at the start"
+    if module.kl_coef == 0:
+        reference = "none (kl_coef is 0)"
+    elif module.lora_rank:
+        reference = "the policy with its adapter switched off"
     knobs = f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}, top-k {sampling.top_k or 'off'}"
     rows = [
         ("algorithm", type(module).__name__),

@@ -88,6 +88,7 @@ def return_to_go_advantages(
     scale: Scale = "group",
     eps: float = 1e-4,
     ddof: int = 0,
+    unscaled: Tensor | None = None,
 ) -> Tensor:
     r"""Token-level decomposition of the group advantage: a token answers for what came after it only.
 
@@ -95,8 +96,7 @@ def return_to_go_advantages(
         G_{i,t} = r_i + \sum_{s \ge t} (r_{i,s} - \beta\, k1_{i,s})
 
     Baseline and deviation are those of the whole-sequence returns ``G_{i,0}``, so the first token's advantage is
-    :func:`group_advantages` of them. A group whose whole returns agree while its steps do not has no deviation to
-    divide by and is only centred: dividing by ``eps`` alone would blow its steps up ten-thousandfold.
+    :func:`group_advantages` of them.
 
     Args:
         returns_to_go: ``(N, T)``: outcome plus the token rewards (less the KL penalty) from each token on.
@@ -107,6 +107,8 @@ def return_to_go_advantages(
         scale: See :func:`group_advantages`.
         eps: Added to the deviation.
         ddof: 0 for the population deviation.
+        unscaled: ``(N,)`` bool, rows of groups whose whole task rewards agree while their steps do not. They are
+            centred only: their deviation is 0, or KL noise, and dividing by it would blow the steps up thousandfold.
 
     Returns:
         ``(N, T)`` float32, 0 outside the mask.
@@ -120,10 +122,14 @@ def return_to_go_advantages(
     whole = returns_to_go.gather(1, first[:, None])[:, 0]
     options = {"baseline": baseline, "scale": scale, "eps": eps, "ddof": ddof}
     of_whole = group_advantages(whole, group_index, scored_mask, **options)  # type: ignore[arg-type]
+    if unscaled is not None and bool(unscaled.any()):
+        options["scale"] = "none"
+        centred = group_advantages(whole, group_index, scored_mask, **options)  # type: ignore[arg-type]
+        of_whole = torch.where(unscaled, centred, of_whole)
     stats = _group_statistics(whole, group_index, scored_mask)
     divisor = _divisor(stats, whole, scale, eps, ddof)
-    if scale == "group":
-        divisor = torch.where(stats.std(0)[stats.group] <= 1e-6, 1.0, divisor)
+    if unscaled is not None:
+        divisor = torch.where(unscaled, 1.0, divisor)
     usable = stats.scored & (stats.count[stats.group] >= 2 if baseline != "none" or scale == "group" else True)
     later = (returns_to_go.double() - whole.double()[:, None]) / divisor[:, None]
     return torch.where(mask & usable[:, None], of_whole[:, None] + later.float(), 0.0)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lit_rlhf.functional.log_probs import entropy, token_log_probs
+from lit_rlhf.functional.log_probs import entropy as exact_entropy
+from lit_rlhf.functional.log_probs import token_log_probs
 from lit_rlhf.functional.masking import mask_from_lengths, position_ids
 
 
@@ -44,6 +45,9 @@ def model_inputs(
     if "logits_to_keep" in accepted:
         inputs["logits_to_keep"] = logits_to_keep
     return inputs
+
+
+EntropyMode = Literal["none", "detached", "train"]
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ def completion_outputs(
     completion_ids: Tensor,
     completion_lengths: Tensor,
     temperature: float = 1.0,
-    with_entropy: bool = False,
+    entropy: EntropyMode = "none",
     with_hidden: bool = False,
 ) -> CompletionOutputs:
     """Log-probs, and on request entropies and hidden states, of completions.
@@ -99,7 +103,7 @@ def completion_outputs(
         completion_ids: ``(N, T)``, right-padded.
         completion_lengths: ``(N,)`` real tokens in each completion.
         temperature: The one that the tokens were sampled with.
-        with_entropy: Also give the exact entropy of each token's distribution.
+        entropy: Also give the exact entropy of each token's distribution: ``detached``, or with a graph (``train``).
         with_hidden: Also give the last hidden states.
     """
     width = completion_ids.shape[1]
@@ -109,35 +113,15 @@ def completion_outputs(
     logits = outputs.logits[:, -(width + 1) : -1]
     return CompletionOutputs(
         token_log_probs(logits, completion_ids, temperature),
-        entropy(logits, temperature) if with_entropy else None,
+        _entropy(logits, temperature, entropy),
         outputs.hidden_states[-1][:, -(width + 1) :] if with_hidden else None,
     )
 
 
-def completion_log_probs(
-    model: nn.Module,
-    prompt_ids: Tensor,
-    prompt_lengths: Tensor,
-    completion_ids: Tensor,
-    completion_lengths: Tensor,
-    temperature: float = 1.0,
-    with_entropy: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """Log-probs and entropies of :func:`completion_outputs`, whose arguments it takes.
-
-    Args:
-        model: A Hugging Face causal language model.
-        prompt_ids: ``(N, P)``, left-padded.
-        prompt_lengths: ``(N,)``.
-        completion_ids: ``(N, T)``, right-padded.
-        completion_lengths: ``(N,)``.
-        temperature: The one that the tokens were sampled with.
-        with_entropy: Also return the entropies.
-
-    Returns:
-        ``(N, T)`` float32 log-probs in nats and ``(N, T)`` entropies (or ``None``).
-    """
-    outputs = completion_outputs(
-        model, prompt_ids, prompt_lengths, completion_ids, completion_lengths, temperature, with_entropy
-    )
-    return outputs.log_probs, outputs.entropy
+def _entropy(logits: Tensor, temperature: float, mode: EntropyMode) -> Tensor | None:
+    if mode == "none":
+        return None
+    if mode == "train":
+        return exact_entropy(logits, temperature)
+    with torch.no_grad():  # row by row: a second (N, T, V) tensor would only serve the log
+        return torch.stack([exact_entropy(row, temperature) for row in logits])

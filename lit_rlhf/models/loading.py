@@ -31,6 +31,7 @@ def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
     """
     from transformers import AutoTokenizer
 
+    _refuse_adapter(name_or_path)
     try:
         return AutoTokenizer.from_pretrained(name_or_path)
     except (OSError, ValueError) as error:
@@ -51,6 +52,7 @@ def load_config(name_or_path: str) -> PretrainedConfig:
     """
     from transformers import AutoConfig
 
+    _refuse_adapter(name_or_path)
     try:
         config = AutoConfig.from_pretrained(name_or_path)
     except (OSError, ValueError) as error:
@@ -165,6 +167,15 @@ def _without_noise(config: PretrainedConfig) -> None:
             _without_noise(value)
         elif isinstance(value, float) and any(word in name for word in _NOISE_WORDS):
             setattr(config, name, 0.0)
+
+
+def _refuse_adapter(name_or_path: str) -> None:
+    folder = Path(name_or_path)
+    if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+        raise ConfigurationError(
+            f"{name_or_path!r} holds a low-rank adapter, not a model: merge it into its base first "
+            "(peft: PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder))"
+        )
 
 
 def _not_found(what: str, name_or_path: str, error: Exception) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 if TYPE_CHECKING:
     from peft import PeftModel
+    from transformers import PreTrainedModel
 
 # peft writes the adapter of this name to the top of an exported folder, where plain transformers finds it.
 POLICY_ADAPTER, VALUE_ADAPTER = "default", "value"
@@ -36,7 +38,8 @@ def add_lora(
 
     targets = target_modules if isinstance(target_modules, str) else list(target_modules)
     # No dropout: log-probs at rollout and in training are compared.
-    config = LoraConfig(r=rank, lora_alpha=int(alpha or 2 * rank), lora_dropout=0.0, target_modules=targets)
+    scale: Any = 2 * rank if alpha is None else alpha  # peft's annotation says int, its arithmetic takes any number
+    config = LoraConfig(r=rank, lora_alpha=scale, lora_dropout=0.0, target_modules=targets)
     if isinstance(model, PeftModel):
         trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         model.add_adapter(adapter_name, config)
@@ -53,6 +56,16 @@ def is_adapted(model: nn.Module | None) -> bool:
         model: Any module.
     """
     return hasattr(model, "peft_config")
+
+
+def merged_model(model: nn.Module) -> PreTrainedModel:
+    """A copy of the base with the policy's adapter merged in; the model itself, and other adapters, stay as they are.
+
+    Args:
+        model: A peft model.
+    """
+    merged = copy.deepcopy(model).cpu().merge_and_unload(adapter_names=[POLICY_ADAPTER])  # type: ignore[operator]
+    return merged
 
 
 @contextlib.contextmanager

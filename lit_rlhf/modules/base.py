@@ -14,11 +14,11 @@ from torch import Tensor
 from lit_rlhf.callbacks.completion_writer import CompletionWriter
 from lit_rlhf.callbacks.run_summary import RunSummary
 from lit_rlhf.callbacks.std_threshold_mask import StdThresholdMask
-from lit_rlhf.errors import ConfigurationError, DivergedError
+from lit_rlhf.errors import ConfigurationError, DivergedError, check_number
 from lit_rlhf.functional.losses import AGGREGATIONS, Aggregation, loss_denominator
 from lit_rlhf.metrics.iteration import IterationMetrics
 from lit_rlhf.modules.policy_loss import POLICY_MEANS, KLPlacement, PolicyLoss
-from lit_rlhf.modules.rollout_log import ROLLOUT_MEANS, RolloutLog
+from lit_rlhf.modules.rollout_log import ROLLOUT_MEANS
 from lit_rlhf.modules.scored_policy import ScoredPolicy
 from lit_rlhf.modules.scoring import forward_rows
 
@@ -60,6 +60,8 @@ class PolicyModule(ScoredPolicy):
         **options: Any,
     ) -> None:
         super().__init__(policy, kl_coef, kl_placement, **options)
+        check_number("entropy_coef", entropy_coef, minimum=0)
+        check_number("max_skipped_steps", max_skipped_steps, minimum=1)
         if loss_aggregation not in AGGREGATIONS:
             raise ConfigurationError(
                 f"loss_aggregation must be one of {', '.join(AGGREGATIONS)}, got {loss_aggregation!r}"
@@ -71,6 +73,9 @@ class PolicyModule(ScoredPolicy):
         self.max_skipped_steps = max_skipped_steps
         self._skipped_in_a_row = 0
         self._step_is_dead = False
+        self._stop_asked = False
+        self._rates: dict[str, float] = {}
+        self._iteration_values: dict[str, float] = {}
 
     def setup(self, stage: str) -> None:
         """Meet the DataModule and prepare the metrics."""
@@ -83,7 +88,6 @@ class PolicyModule(ScoredPolicy):
         self.iteration_metrics = IterationMetrics(
             means, ["sampling/log_prob_gap", "policy/first_step_ratio_gap", "completion/max_length"]
         )
-        self.rollout_log = RolloutLog()
 
     def on_fit_start(self) -> None:
         """Silence two warnings of Lightning's that do not apply here."""
@@ -173,11 +177,20 @@ class PolicyModule(ScoredPolicy):
             rows: Of a micro-batch.
         """
         assert self.policy is not None
-        return forward_rows(self.policy, rows, with_entropy=True)
+        return forward_rows(self.policy, rows, entropy="train" if self.entropy_coef > 0 else "detached")
 
     def on_train_batch_end(self, outputs: Any, batch: MicroBatch, batch_idx: int) -> None:
-        """Validation, which may follow the last micro-batch, is no training time."""
+        """Close the iteration with its last micro-batch; a stop that is asked for earlier waits for that."""
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if data.mid_iteration:
+            # An iteration that ends half-way could neither be resumed nor checkpointed.
+            self._stop_asked = self._stop_asked or self.trainer.should_stop
+            self.trainer.should_stop = False
+            return
         self.rollout_log.training_ended = time.perf_counter()
+        self._iteration_values = self._close_iteration()
+        self.trainer.should_stop = self.trainer.should_stop or self._stop_asked
+        self._stop_asked = False
 
     def loss(self, outputs: CompletionOutputs, batch: MicroBatch) -> Tensor:
         """The micro-batch's share of the step's loss.
@@ -208,6 +221,8 @@ class PolicyModule(ScoredPolicy):
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
         """Clip, and log the norm."""
         super().configure_gradient_clipping(*args, **kwargs)
+        groups = self.trainer.optimizers[0].param_groups
+        self._rates = {f"lr/{group.get('name', 'policy')}": group["lr"] for group in groups}
         dead = float(self._step_is_dead)
         finite = all(bool(norm.isfinite()) for norm in self.grad_norms.values())
         if not finite:
@@ -230,20 +245,23 @@ class PolicyModule(ScoredPolicy):
             [StdThresholdMask(), RunSummary(), CompletionWriter()]
         )
 
-    def on_train_epoch_end(self) -> None:
-        """Log the iteration, reduced once over micro-batches and ranks."""
+    def _close_iteration(self) -> dict[str, float]:
+        """Quantities of the iteration, reduced once over micro-batches and ranks."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
-        if data.rollout is not None:
-            self.rollout_log.add_rollout(self.iteration_metrics, data.rollout)
+        self.rollout_log.add_rollout(self.iteration_metrics, data.rollout)
         values = self.iteration_metrics.compute()
         self.iteration_metrics.reset()
         self.log_prob_gap = values.get("sampling/log_prob_gap", self.log_prob_gap)
         values.update(self.rollout_log.phases(data, self.trainer))
         values.update(self.extra_metrics())
         values["kl/coef"] = self.kl_coef
-        for group in self.trainer.optimizers[0].param_groups:
-            values[f"lr/{group.get('name', 'policy')}"] = group["lr"]
+        values.update(self._rates)
         values["step"] = self.trainer.global_step  # the x-axis: optimizer steps done
+        return values
+
+    def on_train_epoch_end(self) -> None:
+        """Log the iteration."""
+        values, self._iteration_values = self._iteration_values, {}
         for name, value in values.items():
             self.log(name, value, prog_bar=name in ("reward", "kl", "loss"))
         if self._skipped_in_a_row >= self.max_skipped_steps:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from lit_rlhf.errors import ConfigurationError
+from lit_rlhf.errors import ConfigurationError, check_number
 from lit_rlhf.models.loading import load_causal_lm
-from lit_rlhf.models.lora import add_lora, enable_gradient_checkpointing
+from lit_rlhf.models.lora import add_lora, enable_gradient_checkpointing, is_adapted, merged_model
 from lit_rlhf.modules.pretrained import DTYPES, PretrainedModule
 
 
@@ -36,8 +37,10 @@ class CausalLMModule(PretrainedModule):
         **options: Any,
     ) -> None:
         super().__init__(policy, lr, **options)
-        if lora_rank < 0:
-            raise ConfigurationError(f"lora_rank must be 0 (all weights are trained) or positive, got {lora_rank}")
+        check_number("lora_rank", lora_rank, minimum=0)
+        check_number("lora_alpha", lora_alpha, above=0)
+        if lora_rank and random_init:
+            raise ConfigurationError("lora_rank adapts a trained model: it cannot go with random_init")
         self.random_init = random_init
         self.lora_rank = lora_rank
         self.lora_alpha = lora_alpha
@@ -64,3 +67,18 @@ class CausalLMModule(PretrainedModule):
         if self.lora_rank:
             policy = add_lora(policy, self.lora_rank, self.lora_alpha, self.lora_target_modules)
         self.policy = policy
+
+    def save_pretrained(self, directory: str | Path) -> Path:
+        """Write the policy as a Hugging Face folder; a low-rank adapter is merged into a copy of the model.
+
+        Args:
+            directory: Created if missing.
+
+        Returns:
+            The folder.
+        """
+        if self.policy is None or not is_adapted(self.policy):
+            return super().save_pretrained(directory)
+        merged_model(self.policy).save_pretrained(directory)
+        self.tokenizer.save_pretrained(directory)
+        return Path(directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -105,10 +106,11 @@ class HeldOutEvaluation(CausalLMModule):
         self.log_dict(values)
 
     def _computed(self, prefix: str) -> dict[str, float]:
+        # Every rank computes every metric (ranks exchange their sums in it); one without a value is left out.
         values = {f"{prefix}/{name}": float(metric.compute()) for name, metric in self.held_out.items()}
         for metric in self.held_out.values():
             metric.reset()
-        return values
+        return {name: value for name, value in values.items() if not math.isnan(value)}
 
     @property
     def _rollout_data(self) -> RolloutDataModule:

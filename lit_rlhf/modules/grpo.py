@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lit_rlhf.errors import ConfigurationError
-from lit_rlhf.functional.advantages import BASELINES, Baseline, return_to_go_advantages
+from lit_rlhf.errors import ConfigurationError, check_number
+from lit_rlhf.functional.advantages import BASELINES, Baseline, dead_groups, return_to_go_advantages
 from lit_rlhf.functional.gae import reward_to_go
 from lit_rlhf.functional.losses import aggregate
 from lit_rlhf.functional.masking import masked_sum
@@ -55,6 +55,8 @@ class GRPOModule(PolicyModule):
         super().__init__(policy, lr=lr, **options)
         if baseline not in BASELINES:
             raise ConfigurationError(f"baseline must be one of {', '.join(BASELINES)}, got {baseline!r}")
+        check_number("std_eps", std_eps, minimum=0)
+        check_number("std_ddof", std_ddof, minimum=0, maximum=1)
         if decomposition not in ("sequence", "return_to_go"):
             raise ConfigurationError(f"decomposition must be 'sequence' or 'return_to_go', got {decomposition!r}")
         self.baseline: Baseline = baseline
@@ -90,6 +92,8 @@ class GRPOModule(PolicyModule):
         returns = outcome_rewards(rollout)[:, None] + reward_to_go(token_rewards, mask)
         if self.decomposition == "sequence":
             returns = (outcome_rewards(rollout) + masked_sum(token_rewards, mask, dim=1))[:, None].expand_as(returns)
+        # Judged before the KL penalty, whose noise would be divided by itself.
+        equal_returns = dead_groups(rollout.rewards, rollout.group_index, rollout.scored_mask)
         advantages = return_to_go_advantages(
             returns,
             rollout.group_index,
@@ -99,6 +103,7 @@ class GRPOModule(PolicyModule):
             scale="group" if self.scale_by_std else "none",
             eps=self.std_eps,
             ddof=self.std_ddof,
+            unscaled=equal_returns if self.decomposition == "return_to_go" else None,
         )
         return rollout.replace(advantages=advantages)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from lit_rlhf.errors import ConfigurationError
+from lit_rlhf.errors import check_number
 from lit_rlhf.functional.kl import kl_k3_ratio
 from lit_rlhf.functional.losses import clipped_policy_loss, clipped_tokens, importance_ratio
 from lit_rlhf.modules.scoring import masked_total
@@ -45,10 +45,8 @@ class PolicyLoss:
     entropy_coef: float
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.clip_low < 1.0:
-            raise ConfigurationError(f"clip_range must lie in [0, 1), got {self.clip_low}")
-        if self.clip_high < 0.0:
-            raise ConfigurationError(f"clip_range_high must not be negative, got {self.clip_high}")
+        check_number("clip_range", self.clip_low, minimum=0, below=1)
+        check_number("clip_range_high", self.clip_high, minimum=0)
 
     def __call__(
         self, outputs: CompletionOutputs, batch: MicroBatch, mask: Tensor

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_rlhf.errors import ConfigurationError
+from lit_rlhf.errors import ConfigurationError, check_number
 from lit_rlhf.functional.critic import (
     clipped_value_loss,
     clipped_values,
@@ -25,7 +25,7 @@ from lit_rlhf.functional.critic import (
 )
 from lit_rlhf.functional.gae import gae_advantages, masked_moments, place_outcome, reward_to_go, standardize
 from lit_rlhf.functional.losses import aggregate
-from lit_rlhf.models.forward import CompletionOutputs
+from lit_rlhf.models.forward import CompletionOutputs, EntropyMode
 from lit_rlhf.models.loading import load_backbone
 from lit_rlhf.models.lora import VALUE_ADAPTER, add_lora, enable_gradient_checkpointing
 from lit_rlhf.models.value import CRITICS, Critic, CriticKind, adapter_hidden, completion_hidden, value_after_last
@@ -90,14 +90,13 @@ class PPOModule(PolicyModule):
             raise ConfigurationError("critic='adapter' sits on the policy's frozen base: set lora_rank, too")
         if critic_model is not None and critic != "own":
             raise ConfigurationError(f"critic_model is the critic's own backbone, but critic is {critic!r}")
-        for name, value in (("gamma", gamma), ("gae_lambda", gae_lambda)):
-            if not 0.0 <= value <= 1.0:
-                raise ConfigurationError(f"{name} must lie in [0, 1], got {value}")
-        for name, value in (("critic_lr", critic_lr), ("value_clip_range", value_clip_range)):
-            if not value > 0:
-                raise ConfigurationError(f"{name} must be positive, got {value}")
-        if critic_warmup_iterations < 0:
-            raise ConfigurationError(f"critic_warmup_iterations must not be negative, got {critic_warmup_iterations}")
+        check_number("gamma", gamma, minimum=0, maximum=1)
+        check_number("gae_lambda", gae_lambda, minimum=0, maximum=1)
+        check_number("critic_lr", critic_lr, above=0)
+        check_number("critic_max_grad_norm", critic_max_grad_norm, above=0)
+        check_number("value_clip_range", value_clip_range, above=0)
+        check_number("value_coef", value_coef, above=0)
+        check_number("critic_warmup_iterations", critic_warmup_iterations, minimum=0)
         self.critic_kind = critic
         self.critic_model = critic_model
         self.critic_lr = critic_lr
@@ -173,7 +172,8 @@ class PPOModule(PolicyModule):
     def forward_train(self, rows: RolloutBatch) -> CompletionOutputs:
         """Log-probs, entropies and, where the backbone is shared, the hidden states of one forward pass."""
         assert self.policy is not None
-        return forward_rows(self.policy, rows, with_entropy=True, with_hidden=self.critic_kind == "shared")
+        mode: EntropyMode = "train" if self.entropy_coef > 0 else "detached"
+        return forward_rows(self.policy, rows, entropy=mode, with_hidden=self.critic_kind == "shared")
 
     def loss(self, outputs: CompletionOutputs, batch: MicroBatch) -> Tensor:
         """Clipped surrogate, plus the clipped value loss; the critic's alone during its warm-up."""
@@ -228,7 +228,8 @@ class PPOModule(PolicyModule):
         return self.trainer.datamodule.iteration <= self.critic_warmup_iterations  # type: ignore[attr-defined]
 
     def _bootstrapped(self, rollout: RolloutBatch) -> Tensor:
-        return ~rollout.finished & ~rollout.outcome_mask & self.bootstrap_truncated
+        given = rollout.scored_mask if rollout.outcome_mask is None else rollout.outcome_mask
+        return ~rollout.finished & ~given & self.bootstrap_truncated
 
     def _values(self, rows: RolloutBatch, hidden: Tensor | None = None) -> Tensor:
         """``(N, T + 1)`` values before each token and after the last column."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lit_rlhf.callbacks.export_policy import ExportPolicy
 from lit_rlhf.callbacks.warmup_cosine import WarmupCosine
-from lit_rlhf.errors import ConfigurationError
+from lit_rlhf.errors import ConfigurationError, check_number
 from lit_rlhf.models.loading import load_config, load_tokenizer
 
 if TYPE_CHECKING:
@@ -52,12 +52,12 @@ class PretrainedModule(L.LightningModule):
         super().__init__()
         if dtype not in DTYPES:
             raise ConfigurationError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-        if not lr > 0:
-            raise ConfigurationError(f"lr must be positive, got {lr}")
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ConfigurationError(f"max_grad_norm must be positive or null, got {max_grad_norm}")
-        if not 0.0 <= warmup_ratio <= 1.0:
-            raise ConfigurationError(f"warmup_ratio must lie in [0, 1], got {warmup_ratio}")
+        check_number("lr", lr, above=0)
+        check_number("weight_decay", weight_decay, minimum=0)
+        check_number("max_grad_norm", max_grad_norm, above=0)
+        check_number("warmup_ratio", warmup_ratio, minimum=0, maximum=1)
+        for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
+            check_number(name, beta, minimum=0, below=1)
         self.model_name = str(model_name)
         self.lr = lr
         self.weight_decay = weight_decay
@@ -132,6 +132,11 @@ class PretrainedModule(L.LightningModule):
         """
         present = self.trainer.callbacks  # type: ignore[attr-defined]
         return [default for default in defaults if not any(isinstance(own, type(default)) for own in present)]
+
+    @property
+    def is_fitting(self) -> bool:
+        """Whether this is a run of ``fit``; False without a Trainer."""
+        return self._trainer is not None and self._trainer.state.fn == "fit"
 
     def save_pretrained(self, directory: str | Path) -> Path:
         """Write the model and its tokenizer as a Hugging Face folder that plain ``transformers`` loads.

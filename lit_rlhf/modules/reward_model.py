@@ -29,40 +29,11 @@ class RewardModelModule(PretrainedModule):
             a sequence classifier with one output. Its tokenizer comes from the same place.
         lr: Learning rate after warm-up.
         center_coef: Coefficient :math:`c`, not negative.
-        weight_decay: AdamW's decoupled weight decay.
-        betas: AdamW's moments.
-        max_grad_norm: Gradients are scaled down to this norm, unless the Trainer's ``gradient_clip_val`` says another;
-            ``None`` switches it off.
-        warmup_ratio: Share of all optimizer steps during which the learning rate rises; a cosine follows.
-        dtype: Type of the weights: ``float32``, ``bfloat16`` or ``float16``.
-        attn_implementation: Attention of transformers, for instance ``sdpa`` or ``eager``; its own choice by default.
-        gradient_checkpointing: Recompute activations in the backward pass: less memory, about a third more time.
+        options: Of :class:`~lit_rlhf.modules.pretrained.PretrainedModule`: what concerns the model and the optimizer.
     """
 
-    def __init__(
-        self,
-        model: str,
-        lr: float = 1e-5,
-        center_coef: float = 0.0,
-        weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.95),
-        max_grad_norm: float | None = 1.0,
-        warmup_ratio: float = 0.03,
-        dtype: str = "float32",
-        attn_implementation: str | None = None,
-        gradient_checkpointing: bool = False,
-    ) -> None:
-        super().__init__(
-            model,
-            lr=lr,
-            weight_decay=weight_decay,
-            betas=betas,
-            max_grad_norm=max_grad_norm,
-            warmup_ratio=warmup_ratio,
-            dtype=dtype,
-            attn_implementation=attn_implementation,
-            gradient_checkpointing=gradient_checkpointing,
-        )
+    def __init__(self, model: str, lr: float = 1e-5, center_coef: float = 0.0, **options: Any) -> None:
+        super().__init__(model, lr=lr, **options)
         if not center_coef >= 0.0:
             raise ConfigurationError(f"center_coef must not be negative, got {center_coef}")
         self.center_coef = center_coef

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from lit_rlhf.errors import ConfigurationError
+from lit_rlhf.errors import ConfigurationError, check_number
 from lit_rlhf.models.loading import load_causal_lm
 from lit_rlhf.models.lora import without_adapter
 from lit_rlhf.models.reference import FrozenReference, forget_missing_reference
@@ -36,30 +36,31 @@ class ScoredPolicy(HeldOutEvaluation):
         options: Of :class:`~lit_rlhf.modules.causal_lm.CausalLMModule`.
     """
 
-    rollout_log: RolloutLog
-
     def __init__(self, policy: str, kl_coef: float, kl_placement: KLPlacement, **options: Any) -> None:
         super().__init__(policy, **options)
-        if kl_coef < 0:
-            raise ConfigurationError(f"kl_coef must not be negative, got {kl_coef}")
+        check_number("kl_coef", kl_coef, minimum=0)
+        if self.random_init:
+            raise ConfigurationError("reinforcement learning starts from a trained model: leave random_init off")
         if kl_placement not in ("reward", "loss"):
             raise ConfigurationError(f"kl_placement must be 'reward' or 'loss', got {kl_placement!r}")
         self.kl_coef = kl_coef
         self.kl_placement = kl_placement
         self.reference: FrozenReference | None = None
         self.log_prob_gap: float | None = None
+        self.rollout_log = RolloutLog()
         self.register_load_state_dict_post_hook(forget_missing_reference)
+        self.register_load_state_dict_post_hook(_forget_missing_base)
 
     def configure_model(self) -> None:
         """Build the policy and, where it is needed, its frozen reference."""
         new = self.policy is None
         super().configure_model()
         assert self.policy is not None
-        needed = self.kl_coef > 0 and not self.lora_rank and self.trainer.state.fn == "fit"
+        needed = self.kl_coef > 0 and not self.lora_rank and self.is_fitting
         if not needed or self.reference is not None:
             return
         source: nn.Module = self.policy
-        if not new and not self.random_init:
+        if not new:
             # Built for an earlier validation, perhaps of a checkpoint: the reference is the model before any training.
             options = {"dtype": DTYPES[self.dtype_name], "attn_implementation": self.attn_implementation}
             source = load_causal_lm(self.model_name, **options)  # type: ignore[arg-type]
@@ -102,12 +103,18 @@ class ScoredPolicy(HeldOutEvaluation):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save what the module remembers between iterations; refuse to save in the middle of one."""
-        data = getattr(self.trainer, "datamodule", None)
+        data = None if self._trainer is None else getattr(self._trainer, "datamodule", None)
         if getattr(data, "mid_iteration", False):
             raise ConfigurationError(
                 "a checkpoint in the middle of an iteration would not resume exactly; checkpoint at its end: "
-                "ModelCheckpoint(every_n_epochs=1), without every_n_train_steps or train_time_interval"
+                "ModelCheckpoint(every_n_epochs=1), without every_n_train_steps, train_time_interval, "
+                "val_check_interval or OnExceptionCheckpoint"
             )
+        if self.lora_rank:
+            # The frozen base is loaded from where it came from.
+            frozen = {f"policy.{name}" for name, p in self.policy.named_parameters() if not p.requires_grad}  # type: ignore[union-attr]
+            state = checkpoint["state_dict"]
+            checkpoint["state_dict"] = {name: value for name, value in state.items() if name not in frozen}
         checkpoint["lit_rlhf"] = {
             "log_prob_gap": self.log_prob_gap,
             "kl_placement": self.kl_placement,
@@ -118,10 +125,17 @@ class ScoredPolicy(HeldOutEvaluation):
         """Restore it; another placement of the KL penalty is another objective and refused."""
         saved = checkpoint.get("lit_rlhf", {})
         placement = saved.get("kl_placement", self.kl_placement)
-        if placement != self.kl_placement and self.trainer.state.fn == "fit":
+        if placement != self.kl_placement and self.is_fitting:
             raise ConfigurationError(
                 f"the checkpoint was trained with kl_placement={placement!r}, now it is {self.kl_placement!r}: "
                 "resume with the same one, or start a new run from the exported policy"
             )
         self.log_prob_gap = saved.get("log_prob_gap")
         self.rollout_log.tokens.update(saved.get("tokens", {}))
+
+
+def _forget_missing_base(module: nn.Module, incompatible_keys: Any) -> None:
+    """Post-hook of ``load_state_dict``: with an adapter the frozen base is not part of a checkpoint."""
+    if getattr(module, "lora_rank", 0):
+        frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+        incompatible_keys.missing_keys[:] = [key for key in incompatible_keys.missing_keys if key not in frozen]

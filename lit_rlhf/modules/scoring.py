@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lit_rlhf.functional.kl import kl_k1
 from lit_rlhf.functional.masking import masked_sum
-from lit_rlhf.models.forward import CompletionOutputs, completion_outputs
+from lit_rlhf.models.forward import CompletionOutputs, EntropyMode, completion_outputs
 
 if TYPE_CHECKING:
     from lit_rlhf.rollout.batch import RolloutBatch
@@ -26,17 +26,17 @@ def completion_of(rows: RolloutBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def forward_rows(
-    model: nn.Module, rows: RolloutBatch, with_entropy: bool = False, with_hidden: bool = False
+    model: nn.Module, rows: RolloutBatch, entropy: EntropyMode = "none", with_hidden: bool = False
 ) -> CompletionOutputs:
     """Log-probs of a batch's completion tokens under a model, at the batch's temperature.
 
     Args:
         model: Policy or reference.
         rows: ``(N, T)`` completions.
-        with_entropy: Also give entropies.
+        entropy: Also give entropies, ``detached`` or, where they are part of the loss, with a graph (``train``).
         with_hidden: Also give hidden states.
     """
-    return completion_outputs(model, *completion_of(rows), rows.temperature, with_entropy, with_hidden)
+    return completion_outputs(model, *completion_of(rows), rows.temperature, entropy, with_hidden)
 
 
 @torch.no_grad()

@@ -106,7 +106,7 @@ def check_signature(fn: Callable[..., Any], columns: Sequence[str]) -> None:
             )
 
 
-def call_reward(
+def evaluate_reward(
     fn: Callable[..., Any],
     *,
     prompts: Sequence[Any],
@@ -114,7 +114,7 @@ def call_reward(
     completion_ids: Sequence[Sequence[int]],
     columns: Mapping[str, Sequence[Any]],
     on_error: OnError = "raise",
-) -> Tensor:
+) -> RewardValues:
     """Call a reward function and check what it returns.
 
     Only the arguments that the function names are passed; all of them where it takes ``**kwargs``. An ``async``
@@ -130,40 +130,12 @@ def call_reward(
             row, and the rows that fail are left without a reward and counted in the log.
 
     Returns:
-        (N,) float32 on the CPU, without a graph; NaN where the function abstained (``None`` or NaN).
+        Totals, NaN where the function abstained (``None`` or NaN), and the rewards of single tokens, if it gave such.
 
     Raises:
-        RewardError: The function raised (with ``on_error="raise"``), or returned anything but N finite numbers or
-            ``None``; on either setting of ``on_error`` in the second case. Names the function and the row.
-    """
-    return evaluate_reward(
-        fn,
-        prompts=prompts,
-        completions=completions,
-        completion_ids=completion_ids,
-        columns=columns,
-        on_error=on_error,
-    ).tensor()
-
-
-def evaluate_reward(
-    fn: Callable[..., Any],
-    *,
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    completion_ids: Sequence[Sequence[int]],
-    columns: Mapping[str, Sequence[Any]],
-    on_error: OnError = "raise",
-) -> RewardValues:
-    """The same with the rewards of single tokens, where the function gives such.
-
-    Args:
-        fn: See :class:`RewardFunction`.
-        prompts: N prompts.
-        completions: N completions.
-        completion_ids: N lists of token ids.
-        columns: Dataset columns by name, N values each.
-        on_error: See :func:`call_reward`.
+        RewardError: The function raised (with ``on_error="raise"``), or returned anything but N finite numbers,
+            lists of them, or ``None``; on either setting of ``on_error`` in the second case. Names the function and
+            the row.
     """
     check_signature(fn, list(columns))
     name, count = reward_name(fn), len(completions)
@@ -179,6 +151,16 @@ def evaluate_reward(
             raise RewardError(_explain(fn, name, arguments, prompts, count, error)) from error
         return _row_by_row(fn, name, arguments, completion_ids)
     return checked(returned, completion_ids, name)
+
+
+def call_reward(fn: Callable[..., Any], **call: Any) -> Tensor:
+    """Totals of :func:`evaluate_reward` as a tensor, (N,) float32 on the CPU, NaN where the function abstained.
+
+    Args:
+        fn: See :class:`RewardFunction`.
+        call: The other arguments of :func:`evaluate_reward`.
+    """
+    return evaluate_reward(fn, **call).tensor()
 
 
 def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:

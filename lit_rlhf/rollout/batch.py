@@ -32,12 +32,12 @@ class RolloutBatch:
         rewards: ``(N,)`` float32 weighted task reward, before any KL penalty.
         scored_mask: ``(N,)`` bool, False where every reward function abstained.
         reward_components: ``(N, F)`` float32, NaN where a function abstained.
-        outcome_mask: ``(N,)`` bool, rows that were given a reward for the whole completion.
         prompts: ``N`` prompts as the reward functions see them.
         completions: ``N`` completion texts, for rewards and logs only.
         reward_names: ``F`` names.
         temperature: Sampling temperature; log-probs are taken at it.
         kl_coef: The one coefficient of this rollout.
+        outcome_mask: ``(N,)`` bool, rows that were given a reward for the whole completion; ``None`` is all scored ones.
         token_rewards: ``(N, T)`` float32 rewards of single tokens, whose sums are part of ``rewards``; ``None`` where
             no reward function gives such.
         old_log_probs: ``(N, T)`` under the policy that sampled; ``None`` where the ratio is 1 by construction.
@@ -60,12 +60,12 @@ class RolloutBatch:
     rewards: Tensor = field(metadata=_PER_ROW)
     scored_mask: Tensor = field(metadata=_PER_ROW)
     reward_components: Tensor = field(metadata=_PER_ROW)
-    outcome_mask: Tensor = field(metadata=_PER_ROW)
     prompts: tuple[Any, ...] = field(metadata=_PER_ROW)
     completions: tuple[str, ...] = field(metadata=_PER_ROW)
     reward_names: tuple[str, ...] = ()
     temperature: float = 1.0
     kl_coef: float = 0.0
+    outcome_mask: Tensor | None = field(default=None, metadata=_PER_ROW)
     token_rewards: Tensor | None = field(default=None, metadata=_PER_ROW)
     old_log_probs: Tensor | None = field(default=None, metadata=_PER_ROW)
     ref_log_probs: Tensor | None = field(default=None, metadata=_PER_ROW)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+
 from lit_rlhf.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -66,8 +68,8 @@ def check_trainer(data: RolloutDataModule, trainer: L.Trainer) -> int | None:
         raise ConfigurationError("fit needs training prompts: set RolloutDataModule(train=...)")
     if trainer.precision in ("bf16-true", "16-true", "64-true", "transformer-engine"):
         raise ConfigurationError(
-            f"precision={trainer.precision} converts what sampler and trainer must share: set the module's dtype instead "
-            "and leave the Trainer's precision at 32-true, or use bf16-mixed"
+            f"precision={trainer.precision} converts what sampler and trainer must share: set the module's dtype "
+            "instead and leave the Trainer's precision at 32-true, or use bf16-mixed"
         )
     every = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
     if every not in (0, 1):
@@ -84,10 +86,15 @@ def check_trainer(data: RolloutDataModule, trainer: L.Trainer) -> int | None:
             "lower prompts_per_iteration or max_epochs instead"
         )
     steps = data.optimizer_steps_per_iteration
-    if trainer.max_steps > 0 and trainer.max_steps % steps:
+    if trainer.max_steps > 0 and trainer.max_steps % steps and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         raise ConfigurationError(
             f"max_steps={trainer.max_steps} would end inside an iteration of {steps} optimizer steps "
             f"(passes x steps_per_pass): use a multiple of {steps}, or max_epochs"
+        )
+    if any(isinstance(c, GradientAccumulationScheduler) for c in trainer.callbacks):  # type: ignore[attr-defined]
+        raise ConfigurationError(
+            "GradientAccumulationScheduler cannot go with rollouts, which are cut into micro-batches anew in each "
+            "iteration: use micro_batch_size, micro_batch_tokens or accumulate_grad_batches"
         )
     asked = trainer.accumulate_grad_batches
     if asked == 1:

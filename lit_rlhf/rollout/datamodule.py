@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from lit_rlhf.data.prompts import PromptDataset, load_prompts
 from lit_rlhf.engines.base import RolloutEngine, SamplingParams
 from lit_rlhf.engines.transformers import TransformersEngine
+from lit_rlhf.errors import ConfigurationError
 from lit_rlhf.models.loading import context_length, eos_token_ids
 from lit_rlhf.rewards.combine import RewardScorer
 from lit_rlhf.rollout.batch import MicroBatch, RolloutBatch
@@ -28,7 +29,12 @@ from lit_rlhf.rollout.sampler import RankLocalSampler
 _log = logging.getLogger(__name__)
 
 # Options of the Trainer that fit overwrites, and gives back.
-_SET_DURING_FIT = ("accumulate_grad_batches", "limit_val_batches")
+_SET_DURING_FIT = (
+    "accumulate_grad_batches",
+    "limit_val_batches",
+    "num_sanity_val_steps",
+    "reload_dataloaders_every_n_epochs",
+)
 
 if TYPE_CHECKING:
     from lit_rlhf.modules.base import PolicyModule
@@ -139,10 +145,12 @@ class RolloutDataModule(L.LightningDataModule):
         check_options(self)
 
         self.prompts: dict[str, PromptDataset] = {}
+        self._prompts_of: str | None = None
         self.iteration = 0
         self.rollout: RolloutBatch | None = None
         self.timer = PhaseTimer()
         self.sampled_tokens = 0
+        self.drawn_prompts = 0
         self._loader: DataLoader | None = None
         self._loader_step = -1
         self._drawn = 0
@@ -170,6 +178,9 @@ class RolloutDataModule(L.LightningDataModule):
             self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
         if stage == "fit":
             self._trainer_options = {name: getattr(self.trainer, name) for name in _SET_DURING_FIT}
+            # Of a run of its own: nothing of an earlier fit with this DataModule is left.
+            self.iteration, self.rollout, self._loader = self.trainer.current_epoch, None, None
+            self._drawn = self._to_draw = 0
             self.micro_batches = check_trainer(self, self.trainer)
             if self.sampling.restricted:
                 _log.warning(
@@ -178,6 +189,8 @@ class RolloutDataModule(L.LightningDataModule):
                 )
             if self.sources["val"] is None:
                 self.trainer.limit_val_batches = 0
+        if self._prompts_of != module.model_name:
+            self.prompts, self._prompts_of = {}, module.model_name  # ids of another tokenizer
         needed = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("test",)}[stage]
         for split in needed:
             if split not in self.prompts and self.sources[split] is not None:
@@ -287,12 +300,31 @@ class RolloutDataModule(L.LightningDataModule):
     # State: everything else follows from the iteration's number
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of iterations drawn."""
-        return {"iteration": self.iteration}
+        """The number of iterations drawn, and what their prompts and random numbers depend on."""
+        return {"iteration": self.iteration, "sequence": self._sequence()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with the next iteration."""
+        """Continue with the next iteration; other prompts or random numbers are refused."""
+        assert self.trainer is not None
+        saved, now = state_dict.get("sequence", {}), self._sequence()
+        changed = [f"{name}: {saved[name]} -> {now[name]}" for name in saved if saved[name] != now[name]]
+        if changed and self.trainer.state.fn == "fit":
+            raise ConfigurationError(
+                f"the checkpoint's run drew its prompts and samples otherwise ({', '.join(changed)}); resuming would "
+                "repeat or skip prompts. Resume with the same values, or start a new run from the exported policy"
+            )
         self.iteration = int(state_dict["iteration"])
+
+    def _sequence(self) -> dict[str, Any]:
+        """What decides which prompts an iteration draws and how they are sampled."""
+        train = self.prompts.get("train")
+        return {
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "prompts_per_iteration": self.prompts_per_iteration,
+            "group_size": self.group_size,
+            "training prompts": None if train is None else len(train),
+        }
 
 
 warnings.filterwarnings("ignore", message=".*does not have many workers.*", module="lightning")

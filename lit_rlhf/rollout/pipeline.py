@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import lightning as L
 import torch
 
 from lit_rlhf.callbacks.rollout import RolloutCallback
-from lit_rlhf.errors import DivergedError
+from lit_rlhf.errors import DivergedError, RewardError
 from lit_rlhf.rollout.batch import RolloutBatch
 from lit_rlhf.rollout.generation import evaluation_mode, sample_completions, score_completions
 from lit_rlhf.rollout.loader import MicroBatches, share_over_ranks
@@ -33,6 +34,7 @@ def make_rollout(data: RolloutDataModule, trainer: L.Trainer, iteration: int) ->
     module: PolicyModule = trainer.lightning_module  # type: ignore[assignment]
     source = data.prompts["train"]
     drawn = PromptSampler(len(source), data.prompts_per_iteration, data.seed, data.shuffle).draw(iteration)
+    data.drawn_prompts = len(drawn)
     # Group numbers are those of the iteration, the same on any number of ranks.
     mine = range(trainer.global_rank, len(drawn), trainer.world_size)
     prompts = [source[drawn[number]] for number in mine]
@@ -53,11 +55,11 @@ def make_rollout(data: RolloutDataModule, trainer: L.Trainer, iteration: int) ->
             )
         _check_finite(rollout, trainer, iteration)
         data.sampled_tokens = int(rollout.completion_lengths.sum())
-        with data.timer("rewards"):
+        with data.timer("rewards"), all_ranks_or_none(trainer):
             rollout = score_completions(rollout, prompts, data.scorer)
         rollout = _call_hooks("on_rewards_end", trainer, rollout)
         with data.timer("reference"):
-            parts = [part for step in _plan(data, rollout, passes=1, steps_per_pass=1) for part in step]
+            parts = [part for step in _plan(data, rollout, passes=1) for part in step]
             rollout = module.score_rollout(rollout, parts, data.optimizer_steps_per_iteration == 1)
         rollout = _call_hooks("on_rollout_end", trainer, rollout)
         rollout = module.compute_advantages(rollout)
@@ -76,7 +78,7 @@ def cut_into_steps(
         on_draw: Called as each micro-batch is drawn.
     """
     module: PolicyModule = trainer.lightning_module  # type: ignore[assignment]
-    plan = _plan(data, rollout, data.passes, data.steps_per_pass)
+    plan = _plan(data, rollout, data.passes)
     live = module.live_rows(rollout)
     denominators, live_rows = [], []
     for step in plan:
@@ -92,12 +94,12 @@ def cut_into_steps(
     return MicroBatches(rollout, plan, *shared, ratio_is_one=len(plan) == 1, on_draw=on_draw)
 
 
-def _plan(data: RolloutDataModule, rollout: RolloutBatch, passes: int, steps_per_pass: int) -> list[StepPlan]:
+def _plan(data: RolloutDataModule, rollout: RolloutBatch, passes: int) -> list[StepPlan]:
     return plan_steps(
         rollout,
-        num_groups=data.prompts_per_iteration,
+        num_groups=data.drawn_prompts,
         passes=passes,
-        steps_per_pass=steps_per_pass,
+        steps_per_pass=data.steps_per_pass,
         micro_batch_size=data.micro_batch_size,
         micro_batch_tokens=data.micro_batch_tokens,
         micro_batches=data.micro_batches,
@@ -111,6 +113,25 @@ def _call_hooks(hook: str, trainer: L.Trainer, rollout: RolloutBatch) -> Rollout
         changed = getattr(callback, hook)(trainer, trainer.lightning_module, rollout)
         rollout = rollout if changed is None else changed
     return rollout
+
+
+@contextlib.contextmanager
+def all_ranks_or_none(trainer: L.Trainer) -> Iterator[None]:
+    """An error on one rank ends the block on all of them, instead of leaving the others in their next collective.
+
+    Args:
+        trainer: Lets the ranks agree.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as raised:
+        error = raised
+    fine = trainer.strategy.reduce_boolean_decision(error is None, all=True)
+    if error is not None:
+        raise error
+    if not fine:
+        raise RewardError("a reward function failed on another rank; its message says which, and where")
 
 
 def _check_finite(rollout: RolloutBatch, trainer: L.Trainer, iteration: int) -> None:

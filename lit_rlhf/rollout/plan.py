@@ -77,14 +77,17 @@ def _cut(
     if micro_batches is not None:
         return [[rows[i] for i in part] for part in np.array_split(np.arange(len(rows)), micro_batches) if len(part)]
     parts: StepPlan = [[]]
+    widest_prompt = widest_completion = 0
     for row in rows:
         part = parts[-1]
         # Prompts are padded on the left, completions on the right: the widest of each count.
-        width = max(prompts[r] for r in [*part, row]) + max(completions[r] for r in [*part, row])
+        wide = max(widest_prompt, prompts[row]), max(widest_completion, completions[row])
         too_many = micro_batch_size is not None and len(part) >= micro_batch_size
-        too_long = micro_batch_tokens is not None and width * (len(part) + 1) > micro_batch_tokens
+        too_long = micro_batch_tokens is not None and sum(wide) * (len(part) + 1) > micro_batch_tokens
         if part and (too_many or too_long):
             parts.append([row])
+            wide = prompts[row], completions[row]
         else:
             part.append(row)
+        widest_prompt, widest_completion = wide
     return parts

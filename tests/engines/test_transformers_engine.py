@@ -14,7 +14,7 @@ from lit_rlhf.engines.randomness import row_keys
 from lit_rlhf.engines.transformers import left_pad
 from lit_rlhf.errors import ConfigurationError
 from lit_rlhf.functional import mask_from_lengths
-from lit_rlhf.models.forward import completion_log_probs
+from lit_rlhf.models.forward import completion_outputs
 
 GENERATOR = torch.Generator().manual_seed(5)
 PROMPTS = [torch.randint(3, 48, (length,), generator=GENERATOR).tolist() for length in (5, 40, 1)]
@@ -42,11 +42,11 @@ def test_sampled_log_probs_are_those_of_the_training_forward(policy):
 
     prompt_ids, prompt_mask = left_pad(ROW_PROMPTS, 0, torch.device("cpu"))
     with torch.no_grad():
-        padded, _ = completion_log_probs(
+        padded = completion_outputs(
             policy, prompt_ids, prompt_mask.sum(1), generation.completion_ids, generation.lengths, temperature=0.7
         )
     mask = mask_from_lengths(generation.lengths, generation.completion_ids.shape[1])
-    torch.testing.assert_close(generation.log_probs[mask], padded[mask], rtol=0, atol=1e-5)
+    torch.testing.assert_close(generation.log_probs[mask], padded.log_probs[mask], rtol=0, atol=1e-5)
     assert generation.log_probs[mask].exp().std() > 0.1, "peaked distributions, or mistakes would not show"
 
 

@@ -159,4 +159,15 @@ def test_unknown_decomposition(policy_dir):
 def test_equal_returns_of_unequal_steps_are_not_blown_up():
     to_go = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
     group, mask = torch.zeros(2, dtype=torch.long), torch.ones(2, 2, dtype=torch.bool)
-    assert return_to_go_advantages(to_go, group, mask).tolist() == [[0.0, -1.0], [0.0, 0.0]]
+    dead = torch.ones(2, dtype=torch.bool)
+    assert return_to_go_advantages(to_go, group, mask, unscaled=dead).tolist() == [[0.0, -1.0], [0.0, 0.0]]
+
+
+def test_kl_noise_does_not_scale_equal_returns(make_trainer, make_data, policy_dir, watch):
+    def one_point(completion_ids: list[list[int]]) -> list[list[float]]:
+        return [[float(place == row % len(ids)) for place in range(len(ids))] for row, ids in enumerate(completion_ids)]
+
+    module = GRPOModule(policy_dir, lr=1e-2, kl_coef=0.04, decomposition="return_to_go")
+    make_trainer(callbacks=[watch], max_epochs=3).fit(module, make_data(rewards=[one_point]))
+    assert all(rollout.advantages.abs().max() < 3 for rollout in watch.rollouts)
+    assert watch.final["kl"] != 0.0
