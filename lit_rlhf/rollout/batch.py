@@ -37,7 +37,7 @@ class RolloutBatch:
         reward_names: ``F`` names.
         temperature: Sampling temperature; log-probs are taken at it.
         kl_coef: The one coefficient of this rollout.
-        outcome_mask: ``(N,)`` bool, rows that were given a reward for the whole completion; ``None`` is all scored ones.
+        outcome_mask: ``(N,)`` bool, rows that were given a reward for the whole completion; ``None``: all scored ones.
         token_rewards: ``(N, T)`` float32 rewards of single tokens, whose sums are part of ``rewards``; ``None`` where
             no reward function gives such.
         old_log_probs: ``(N, T)`` under the policy that sampled; ``None`` where the ratio is 1 by construction.

@@ -169,7 +169,7 @@ def test_an_unknown_option_is_named(recipe, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--model.init_args.kl_coef", "-1"], "kl_coef must not be negative, got -1.0"),
+        (["--model.init_args.kl_coef", "-1"], "kl_coef must be a number in [0, inf), got -1.0"),
         (["--data.init_args.steps_per_pass", "9"], "steps_per_pass=9 optimizer steps cannot share"),
         (
             ['--trainer.callbacks+={"class_path": "WarmupCosine", "init_args": {"floor": 2.0}}'],
