@@ -24,7 +24,7 @@ def run_python() -> Callable[..., str]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         environment.pop("PL_GLOBAL_SEED", None)
         command = [sys.executable, *map(str, args)]
-        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=500)
+        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=1100)
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 

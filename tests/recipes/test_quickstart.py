@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "quickstart" / "grpo.yaml"
 
 
-def into(folder, **trainer):
+def into(folder, recipe=RECIPE, **trainer):
     """A second configuration file that sends the run's files to a folder."""
-    loggers = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))["trainer"]["logger"]
+    loggers = yaml.safe_load(recipe.read_text(encoding="utf-8"))["trainer"]["logger"]
     for logger in loggers:
         logger["init_args"]["save_dir"] = str(folder)
     file = folder / "folder.yaml"
@@ -118,3 +118,17 @@ def test_the_whole_quickstart_over_three_seeds(tmp_path, run_python):
     assert greedy_after >= 0.93, rows
     assert sampled_before <= 0.72, rows
     assert sampled_after >= 0.90, rows
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_whole_ppo_quickstart(tmp_path, run_python):
+    """The policy learns, and before it does the critic explains at least half of what can be explained (0.71)."""
+    recipe = RECIPE.with_name("ppo.yaml")
+    run_python("-m", "lit_rlhf", "fit", "-c", recipe, "-c", into(tmp_path, recipe))
+    before, after = held_out(tmp_path)
+    assert before["val/accuracy"] <= 0.60
+    assert after["val/accuracy"] >= 0.85
+    assert after["val/sampled_accuracy"] >= 0.85
+    explained = pd.read_csv(tmp_path / "csv" / "version_0" / "metrics.csv")["value/explained_variance"]
+    assert explained.max() >= 0.71 / 2
