@@ -1,5 +1,6 @@
 """Callbacks: one behaviour per file. Subclass :class:`RolloutCallback` to see or change the rollout."""
 
+from lit_rlhf.callbacks.adaptive_kl import AdaptiveKL
 from lit_rlhf.callbacks.completion_writer import CompletionWriter
 from lit_rlhf.callbacks.export_policy import ExportPolicy
 from lit_rlhf.callbacks.rollout import RolloutCallback
@@ -9,6 +10,7 @@ from lit_rlhf.callbacks.std_threshold_mask import StdThresholdMask
 from lit_rlhf.callbacks.warmup_cosine import WarmupCosine
 
 __all__ = [
+    "AdaptiveKL",
     "CompletionWriter",
     "ExportPolicy",
     "RolloutCallback",

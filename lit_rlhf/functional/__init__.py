@@ -9,7 +9,7 @@ from lit_rlhf.functional.critic import (
     explained_variance,
 )
 from lit_rlhf.functional.gae import gae_advantages, masked_moments, place_outcome, reward_to_go, standardize
-from lit_rlhf.functional.kl import kl_k1, kl_k2, kl_k3, kl_k3_ratio
+from lit_rlhf.functional.kl import adaptive_kl_coef, kl_k1, kl_k2, kl_k3, kl_k3_ratio
 from lit_rlhf.functional.log_probs import entropy, token_log_probs
 from lit_rlhf.functional.losses import (
     aggregate,
@@ -30,6 +30,7 @@ from lit_rlhf.functional.preference import bradley_terry_loss
 from lit_rlhf.functional.schedules import warmup_cosine
 
 __all__ = [
+    "adaptive_kl_coef",
     "aggregate",
     "bradley_terry_loss",
     "clipped_policy_loss",

@@ -88,3 +88,34 @@ def kl_k3_ratio(log_probs: Tensor, ref_log_probs: Tensor, old_log_probs: Tensor)
     """
     d = log_probs - ref_log_probs
     return importance_ratio(ref_log_probs, old_log_probs) + importance_ratio(log_probs, old_log_probs) * (d - 1)
+
+
+def adaptive_kl_coef(
+    kl_coef: float, kl: float, target: float, num_completions: int, horizon: int, max_error: float = 0.2
+) -> float:
+    r"""Proportional controller of the KL coefficient: up where the policy has drifted too far, down where it may go on.
+
+    .. math:: \beta' = \beta \Bigl(1 + \mathrm{clip}\bigl(\tfrac{KL}{KL^*} - 1, -0.2, 0.2\bigr)\,\tfrac{n}{h}\Bigr)
+
+    Source: Ziegler et al., *Fine-Tuning Language Models from Human Preferences* (arXiv 1909.08593), section 2.2.
+
+    Args:
+        kl_coef: ``beta``, positive.
+        kl: Measured, in the unit of ``target``.
+        target: Positive.
+        num_completions: ``n``, measured over, all ranks.
+        horizon: ``h``, completions over which a full error moves the coefficient by ``max_error``; at least ``n``.
+        max_error: Bound of the relative error.
+
+    >>> round(adaptive_kl_coef(0.2, kl=0.3, target=0.1, num_completions=32, horizon=1000) / 0.2, 4)
+    1.0064
+    >>> round(adaptive_kl_coef(0.2, kl=0.05, target=0.1, num_completions=32, horizon=1000) / 0.2, 4)
+    0.9936
+    """
+    if not (kl_coef > 0 and target > 0 and horizon >= num_completions):
+        raise ValueError(
+            "kl_coef and target must be positive and horizon at least num_completions, got "
+            f"kl_coef={kl_coef}, target={target}, horizon={horizon}, num_completions={num_completions}"
+        )
+    error = min(max(kl / target - 1.0, -max_error), max_error)
+    return kl_coef * (1.0 + error * num_completions / horizon)

@@ -254,7 +254,7 @@ class PolicyModule(ScoredPolicy):
         self.log_prob_gap = values.get("sampling/log_prob_gap", self.log_prob_gap)
         values.update(self.rollout_log.phases(data, self.trainer))
         values.update(self.extra_metrics())
-        values["kl/coef"] = self.kl_coef
+        values["kl/coef"] = data.rollout.kl_coef
         values.update(self._rates)
         values["step"] = self.trainer.global_step  # the x-axis: optimizer steps done
         return values

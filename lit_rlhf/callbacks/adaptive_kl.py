@@ -1,0 +1,90 @@
+"""Steer the KL coefficient towards a target KL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import lightning as L
+import torch
+
+from lit_rlhf.callbacks.rollout import RolloutCallback
+from lit_rlhf.errors import ConfigurationError, check_number
+from lit_rlhf.functional.kl import adaptive_kl_coef, kl_k1
+
+if TYPE_CHECKING:
+    from lit_rlhf.rollout.batch import RolloutBatch
+
+
+class AdaptiveKL(RolloutCallback):
+    """Raise the KL coefficient while the policy is further from the reference than wanted, lower it while it is nearer.
+
+    Acts in ``on_advantages_end``, where it measures the rollout's KL over all ranks, and changes the module's
+    ``kl_coef`` after the iteration's last micro-batch: the coefficient of one rollout is one number, the new one holds
+    from the next rollout on. The coefficient is part of the checkpoint. ``kl_coef`` of the module is where it starts.
+
+    Args:
+        target: Wanted KL, in nats per completion, or per token with ``per="token"``.
+        horizon: Completions over which an error of a fifth or more moves the coefficient by a fifth; at least those of
+            one iteration.
+        per: Unit of ``target``: the sum over a ``sequence``, averaged over completions, or the mean per ``token``.
+    """
+
+    def __init__(self, target: float, horizon: int = 10_000, per: Literal["sequence", "token"] = "sequence") -> None:
+        check_number("AdaptiveKL: target", target, above=0)
+        check_number("AdaptiveKL: horizon", horizon, minimum=1)
+        if per not in ("sequence", "token"):
+            raise ConfigurationError(f"AdaptiveKL: per must be 'sequence' or 'token', got {per!r}")
+        self.target = target
+        self.horizon = horizon
+        self.per = per
+        self.next_coef: float | None = None
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuse what cannot be steered, before anything is loaded."""
+        if stage != "fit":
+            return
+        if not getattr(pl_module, "kl_coef", 0.0) > 0:
+            raise ConfigurationError("AdaptiveKL scales kl_coef, which must be positive to start with")
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        completions = data.prompts_per_iteration * data.group_size
+        if self.horizon < completions:
+            raise ConfigurationError(
+                f"AdaptiveKL: horizon={self.horizon} is less than the {completions} completions of one iteration"
+            )
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Continue with the checkpoint's coefficient."""
+        self._apply(pl_module)
+
+    def on_advantages_end(self, trainer: L.Trainer, module: L.LightningModule, rollout: RolloutBatch) -> None:
+        """Measure the KL of the rollout."""
+        if rollout.ref_log_probs is None:
+            return
+        old = rollout.sampling_log_probs if rollout.old_log_probs is None else rollout.old_log_probs
+        kl = kl_k1(old, rollout.ref_log_probs)[rollout.completion_mask].double()
+        sums = torch.stack([kl.sum(), kl.new_tensor(len(kl)), kl.new_tensor(len(rollout))])
+        total, tokens, completions = trainer.strategy.reduce(sums, reduce_op="sum").tolist()
+        count = completions if self.per == "sequence" else tokens
+        if count > 0:
+            self.next_coef = adaptive_kl_coef(
+                rollout.kl_coef, total / count, self.target, int(completions), self.horizon
+            )
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Set the next iteration's coefficient, once this one is done."""
+        if not trainer.datamodule.mid_iteration:  # type: ignore[attr-defined]
+            self._apply(pl_module)
+
+    def _apply(self, module: L.LightningModule) -> None:
+        if self.next_coef is not None:
+            module.kl_coef = self.next_coef  # type: ignore[assignment]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The coefficient of the next iteration, the same on all ranks."""
+        return {"next_coef": self.next_coef}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep it until fit starts."""
+        self.next_coef = state_dict["next_coef"]
