@@ -13,11 +13,11 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
-from lit_rlhf.data.prompts import PromptDataset, load_prompts
+from lit_rlhf.data.prompts import PromptDataset
 from lit_rlhf.engines.base import RolloutEngine, SamplingParams
 from lit_rlhf.engines.transformers import TransformersEngine
 from lit_rlhf.errors import ConfigurationError
-from lit_rlhf.models.loading import context_length, eos_token_ids
+from lit_rlhf.models.loading import eos_token_ids
 from lit_rlhf.rewards.combine import RewardScorer
 from lit_rlhf.rollout.batch import MicroBatch, RolloutBatch
 from lit_rlhf.rollout.checks import check_lengths, check_options, check_trainer
@@ -25,6 +25,7 @@ from lit_rlhf.rollout.generation import PhaseTimer
 from lit_rlhf.rollout.loader import micro_batch_loader
 from lit_rlhf.rollout.pipeline import cut_into_steps, make_rollout
 from lit_rlhf.rollout.sampler import RankLocalSampler
+from lit_rlhf.rollout.sources import load_split
 
 _log = logging.getLogger(__name__)
 
@@ -194,7 +195,7 @@ class RolloutDataModule(L.LightningDataModule):
         needed = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("test",)}[stage]
         for split in needed:
             if split not in self.prompts and self.sources[split] is not None:
-                self.prompts[split] = self._load(split, module)
+                self.prompts[split] = load_split(self, split, module)
         if not any(split in self.prompts for split in needed):
             check_lengths(None, needed[0], 0, None)
         self.sampling = SamplingParams(
@@ -214,30 +215,6 @@ class RolloutDataModule(L.LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:
         """The same where fit did not come to its end."""
         self.teardown("fit")
-
-    def _load(self, split: str, module: PolicyModule) -> PromptDataset:
-        prompts = load_prompts(
-            self.sources[split],
-            module.tokenizer,
-            prompt_column=self.prompt_column,
-            system_prompt=self.system_prompt,
-            max_prompt_length=self.max_prompt_length,
-            overlong=self.overlong_prompts,
-        )
-        for scorer in [self.scorer] + ([self.verifier] if self.verifier and split != "train" else []):
-            scorer.check(prompts.columns)
-            self._report_golds(scorer, prompts)
-        check_lengths(prompts, split, self.sampling.max_new_tokens, context_length(module.model_config))
-        return prompts
-
-    @staticmethod
-    def _report_golds(scorer: RewardScorer, prompts: PromptDataset) -> None:
-        """Say which rows a reward function cannot judge, before they are paid for."""
-        columns = {name: [prompt.columns[name] for prompt in prompts.prompts] for name in prompts.columns}
-        for function in scorer.functions:
-            problems = function.check_columns(columns) if hasattr(function, "check_columns") else []
-            if problems:
-                _log.warning("%s: %d problems, the first: %s", prompts.name, len(problems), "; ".join(problems[:3]))
 
     # Training: one rollout per epoch
 
