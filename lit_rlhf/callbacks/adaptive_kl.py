@@ -9,7 +9,8 @@ import torch
 
 from lit_rlhf.callbacks.rollout import RolloutCallback
 from lit_rlhf.errors import ConfigurationError, check_number
-from lit_rlhf.functional.kl import adaptive_kl_coef, kl_k1
+from lit_rlhf.functional.kl import adaptive_kl_coef
+from lit_rlhf.modules.scoring import rollout_kl
 
 if TYPE_CHECKING:
     from lit_rlhf.rollout.batch import RolloutBatch
@@ -58,17 +59,16 @@ class AdaptiveKL(RolloutCallback):
 
     def on_advantages_end(self, trainer: L.Trainer, module: L.LightningModule, rollout: RolloutBatch) -> None:
         """Measure the KL of the rollout."""
-        if rollout.ref_log_probs is None:
+        kl = rollout_kl(rollout)
+        if kl is None:
             return
-        old = rollout.sampling_log_probs if rollout.old_log_probs is None else rollout.old_log_probs
-        kl = kl_k1(old, rollout.ref_log_probs)[rollout.completion_mask].double()
-        sums = torch.stack([kl.sum(), kl.new_tensor(len(kl)), kl.new_tensor(len(rollout))])
-        total, tokens, completions = trainer.strategy.reduce(sums, reduce_op="sum").tolist()
+        total = kl.double().sum()
+        sums = torch.stack([total, rollout.completion_mask.sum().to(total), total.new_tensor(len(rollout))])
+        kl_sum, tokens, completions = trainer.strategy.reduce(sums, reduce_op="sum").tolist()
         count = completions if self.per == "sequence" else tokens
         if count > 0:
-            self.next_coef = adaptive_kl_coef(
-                rollout.kl_coef, total / count, self.target, int(completions), self.horizon
-            )
+            measured = kl_sum / count
+            self.next_coef = adaptive_kl_coef(rollout.kl_coef, measured, self.target, int(completions), self.horizon)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int

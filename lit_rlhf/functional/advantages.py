@@ -55,27 +55,10 @@ def group_advantages(
     tensor([-1.3400, -0.4500,  0.4500,  1.3400])
     """
     _check(rewards, group_index, scored_mask)
-    if baseline not in BASELINES:
-        raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, got {baseline!r}")
-    if scale not in SCALES:
-        raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
+    _check_options(baseline, scale)
     stats = _group_statistics(rewards, group_index, scored_mask)
-    scored, group, centred, mean, count = stats.scored, stats.group, stats.centred, stats.mean, stats.count
-
-    if baseline == "mean":
-        deviation = centred - mean[group]
-    elif baseline == "median":
-        deviation = centred - _group_median(stats)[group]
-    elif baseline == "leave_one_out":
-        n = count[group]
-        deviation = (centred - mean[group]) * n / (n - 1).clamp(min=1)
-    else:
-        deviation = rewards.double()
-
-    deviation = deviation / _divisor(stats, rewards, scale, eps, ddof)
-    needs_group = baseline != "none" or scale == "group"
-    usable = scored & (count[group] >= 2) if needs_group else scored
-    return torch.where(usable, deviation, 0.0).float()
+    deviation = _deviation(stats, rewards, baseline) / _divisor(stats, rewards, scale, eps, ddof)
+    return torch.where(_usable(stats, baseline, scale), deviation, 0.0).float()
 
 
 def return_to_go_advantages(
@@ -120,19 +103,15 @@ def return_to_go_advantages(
     """
     first = torch.where(mask.any(dim=1), mask.float().argmax(dim=1), 0)
     whole = returns_to_go.gather(1, first[:, None])[:, 0]
-    options = {"baseline": baseline, "scale": scale, "eps": eps, "ddof": ddof}
-    of_whole = group_advantages(whole, group_index, scored_mask, **options)  # type: ignore[arg-type]
-    if unscaled is not None and bool(unscaled.any()):
-        options["scale"] = "none"
-        centred = group_advantages(whole, group_index, scored_mask, **options)  # type: ignore[arg-type]
-        of_whole = torch.where(unscaled, centred, of_whole)
+    _check(whole, group_index, scored_mask)
+    _check_options(baseline, scale)
     stats = _group_statistics(whole, group_index, scored_mask)
     divisor = _divisor(stats, whole, scale, eps, ddof)
     if unscaled is not None:
         divisor = torch.where(unscaled, 1.0, divisor)
-    usable = stats.scored & (stats.count[stats.group] >= 2 if baseline != "none" or scale == "group" else True)
-    later = (returns_to_go.double() - whole.double()[:, None]) / divisor[:, None]
-    return torch.where(mask & usable[:, None], of_whole[:, None] + later.float(), 0.0)
+    later = returns_to_go.double() - whole.double()[:, None]
+    advantages = (_deviation(stats, whole, baseline)[:, None] + later) / divisor[:, None]
+    return torch.where(mask & _usable(stats, baseline, scale)[:, None], advantages, 0.0).float()
 
 
 def group_std(rewards: Tensor, group_index: Tensor, scored_mask: Tensor | None = None) -> Tensor:
@@ -177,6 +156,25 @@ def dead_groups(
     return group_std(raw_rewards, group_index, scored_mask) <= threshold
 
 
+def _deviation(stats: _GroupStatistics, rewards: Tensor, baseline: Baseline) -> Tensor:
+    """``(N,)`` float64 reward minus baseline."""
+    if baseline == "none":
+        return rewards.double()
+    if baseline == "median":
+        return stats.centred - _group_median(stats)[stats.group]
+    from_mean = stats.centred - stats.mean[stats.group]
+    if baseline == "mean":
+        return from_mean
+    n = stats.count[stats.group]
+    return from_mean * n / (n - 1).clamp(min=1)
+
+
+def _usable(stats: _GroupStatistics, baseline: Baseline, scale: Scale) -> Tensor:
+    """``(N,)`` bool, scored rows whose group is large enough for the statistics it needs."""
+    needs_group = baseline != "none" or scale == "group"
+    return stats.scored & (stats.count[stats.group] >= 2) if needs_group else stats.scored
+
+
 def _divisor(stats: _GroupStatistics, rewards: Tensor, scale: Scale, eps: float, ddof: int) -> Tensor:
     """``(N,)`` what each row's deviation is divided by."""
     if scale == "group":
@@ -186,6 +184,13 @@ def _divisor(stats: _GroupStatistics, rewards: Tensor, scale: Scale, eps: float,
         spread = values.std(correction=ddof) if len(values) > 1 else values.new_zeros(())
         return (spread + eps).expand(len(rewards))
     return torch.ones_like(rewards, dtype=torch.float64)
+
+
+def _check_options(baseline: Baseline, scale: Scale) -> None:
+    if baseline not in BASELINES:
+        raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, got {baseline!r}")
+    if scale not in SCALES:
+        raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
 
 
 def _check(rewards: Tensor, group_index: Tensor, scored_mask: Tensor | None) -> None:

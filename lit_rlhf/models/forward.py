@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -34,7 +35,7 @@ def model_inputs(
     """
     # A peft model's own signature hides what the model inside takes, and passes it on.
     base_model: Any = getattr(model, "get_base_model", lambda: model)
-    accepted = inspect.signature(base_model().forward).parameters
+    accepted = _accepted_arguments(type(base_model()))  # type: ignore[arg-type]
     inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask.long()}
     inputs["use_cache"] = cache is not None
     if cache is not None:
@@ -45,6 +46,12 @@ def model_inputs(
     if "logits_to_keep" in accepted:
         inputs["logits_to_keep"] = logits_to_keep
     return inputs
+
+
+@functools.lru_cache(maxsize=64)
+def _accepted_arguments(architecture: type[nn.Module]) -> frozenset[str]:
+    """Names of a forward pass's arguments; kept, since the sampler asks at every token."""
+    return frozenset(inspect.signature(architecture.forward).parameters)
 
 
 EntropyMode = Literal["none", "detached", "train"]

@@ -81,22 +81,9 @@ def load_causal_lm(
     """
     from transformers import AutoModelForCausalLM
 
-    config = load_config(name_or_path)
-    options: dict[str, Any] = {"dtype": dtype}
-    if attn_implementation is not None:
-        options["attn_implementation"] = attn_implementation
-    try:
-        if random_init:
-            model = AutoModelForCausalLM.from_config(config, **options)
-        else:
-            model = AutoModelForCausalLM.from_pretrained(name_or_path, config=config, **options)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(_not_found("causal language model", name_or_path, error)) from error
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    # Hugging Face models load in eval mode, where gradient checkpointing is off and Lightning warns.
-    return model.train()
+    return _load_trainable(
+        AutoModelForCausalLM, "causal language model", name_or_path, dtype, attn_implementation, random_init
+    )
 
 
 def load_backbone(
@@ -114,14 +101,33 @@ def load_backbone(
     """
     from transformers import AutoModel
 
+    return _load_trainable(AutoModel, "model", name_or_path, dtype, attn_implementation)
+
+
+def _load_trainable(
+    auto_class: Any,
+    what: str,
+    name_or_path: str,
+    dtype: torch.dtype,
+    attn_implementation: str | None,
+    random_init: bool = False,
+) -> PreTrainedModel:
     config = load_config(name_or_path)
     options: dict[str, Any] = {"dtype": dtype}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
     try:
-        return AutoModel.from_pretrained(name_or_path, config=config, **options).train()
+        if random_init:
+            model = auto_class.from_config(config, **options)
+        else:
+            model = auto_class.from_pretrained(name_or_path, config=config, **options)
     except (OSError, ValueError) as error:
-        raise ConfigurationError(_not_found("model", name_or_path, error)) from error
+        raise ConfigurationError(_not_found(what, name_or_path, error)) from error
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    # Hugging Face models load in eval mode, where gradient checkpointing is off and Lightning warns.
+    return model.train()
 
 
 def eos_token_ids(

@@ -64,8 +64,14 @@ def merged_model(model: nn.Module) -> PreTrainedModel:
     Args:
         model: A peft model.
     """
-    merged = copy.deepcopy(model).cpu().merge_and_unload(adapter_names=[POLICY_ADAPTER])  # type: ignore[operator]
-    return merged
+    return copy.deepcopy(model).cpu().merge_and_unload(adapter_names=[POLICY_ADAPTER])  # type: ignore[operator]
+
+
+def _adapter_layers(model: nn.Module) -> list[Any]:
+    """The layers of a model that carry adapters."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
 
 
 @contextlib.contextmanager
@@ -76,9 +82,7 @@ def active_adapter(model: nn.Module, adapter_name: str) -> Iterator[None]:
         model: A peft model.
         adapter_name: Of the adapter.
     """
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    layers = _adapter_layers(model)
     before = [list(layer.active_adapters) for layer in layers]
     for layer in layers:
         layer._active_adapter = [adapter_name]  # set_adapter would also freeze the others
@@ -99,11 +103,8 @@ def checkpoint_contexts(
     Args:
         model: With or without adapters.
     """
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    layers = (module for module in model.modules() if isinstance(module, BaseTunerLayer))
-    layer = next(layers, None)
-    recompute = contextlib.nullcontext() if layer is None else active_adapter(model, layer.active_adapters[0])
+    layers = _adapter_layers(model)
+    recompute = active_adapter(model, layers[0].active_adapters[0]) if layers else contextlib.nullcontext()
     return contextlib.nullcontext(), recompute
 
 

@@ -89,11 +89,13 @@ class GRPOModule(PolicyModule):
         mask = rollout.completion_mask
         # Before the baseline: an advantage that never sees the KL switches the constraint off.
         token_rewards = penalised_token_rewards(rollout, kl_in_reward=self.kl_placement == "reward")
-        returns = outcome_rewards(rollout)[:, None] + reward_to_go(token_rewards, mask)
+        outcome, equal_returns = outcome_rewards(rollout), None
         if self.decomposition == "sequence":
-            returns = (outcome_rewards(rollout) + masked_sum(token_rewards, mask, dim=1))[:, None].expand_as(returns)
-        # Judged before the KL penalty, whose noise would be divided by itself.
-        equal_returns = dead_groups(rollout.rewards, rollout.group_index, rollout.scored_mask)
+            returns = (outcome + masked_sum(token_rewards, mask, dim=1))[:, None].expand_as(token_rewards)
+        else:
+            returns = outcome[:, None] + reward_to_go(token_rewards, mask)
+            # Judged before the KL penalty, whose noise would be divided by itself.
+            equal_returns = dead_groups(rollout.rewards, rollout.group_index, rollout.scored_mask)
         advantages = return_to_go_advantages(
             returns,
             rollout.group_index,
@@ -103,7 +105,7 @@ class GRPOModule(PolicyModule):
             scale="group" if self.scale_by_std else "none",
             eps=self.std_eps,
             ddof=self.std_ddof,
-            unscaled=equal_returns if self.decomposition == "return_to_go" else None,
+            unscaled=equal_returns,
         )
         return rollout.replace(advantages=advantages)
 
