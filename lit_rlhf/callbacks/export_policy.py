@@ -24,6 +24,6 @@ class ExportPolicy(L.Callback):
             self.exported_to = Path(self.directory or Path(trainer.log_dir or trainer.default_root_dir) / "policy")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save on the first rank."""
-        if self.exported_to is not None and not trainer.fast_dev_run and trainer.is_global_zero:  # type: ignore[attr-defined]
+        """Save; the first rank writes, the others lend it their shards."""
+        if self.exported_to is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             pl_module.save_pretrained(self.exported_to)  # type: ignore[operator]

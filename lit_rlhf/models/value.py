@@ -7,7 +7,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from lit_rlhf.models.forward import completion_inputs
+from lit_rlhf.models.completions import CompletionRows, CompletionStates
+from lit_rlhf.models.forward import completion_states
 from lit_rlhf.models.lora import VALUE_ADAPTER, active_adapter
 
 CriticKind = Literal["own", "shared", "adapter"]
@@ -47,44 +48,15 @@ class Critic(nn.Module):
         self.head = ValueHead(hidden_size)
 
 
-def decoder(model: nn.Module) -> nn.Module:
-    """The part of a causal language model below its vocabulary head; adapters inside it stay in place.
-
-    Args:
-        model: A Hugging Face model or a peft model.
-    """
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-    return inner.base_model  # type: ignore[return-value]
-
-
-def completion_hidden(
-    backbone: nn.Module, prompt_ids: Tensor, prompt_lengths: Tensor, completion_ids: Tensor, completion_lengths: Tensor
-) -> Tensor:
-    """Hidden state before each completion token, and after the last column.
-
-    Args:
-        backbone: A model that returns ``last_hidden_state``.
-        prompt_ids: ``(N, P)``, left-padded.
-        prompt_lengths: ``(N,)``.
-        completion_ids: ``(N, T)``, right-padded.
-        completion_lengths: ``(N,)``.
-
-    Returns:
-        ``(N, T + 1, H)``. Column ``t`` has seen the prompt and ``t`` completion tokens.
-    """
-    inputs = completion_inputs(backbone, prompt_ids, prompt_lengths, completion_ids, completion_lengths)
-    return backbone(**inputs).last_hidden_state[:, -(completion_ids.shape[1] + 1) :]
-
-
-def adapter_hidden(policy: nn.Module, *completion: Tensor) -> Tensor:
-    """The same from the policy's base with the critic's adapter.
+def adapter_states(policy: nn.Module, rows: CompletionRows) -> CompletionStates:
+    """Hidden states of completions from the policy's base with the critic's adapter.
 
     Args:
         policy: A peft model with both adapters.
-        completion: The tensors of :func:`completion_hidden`.
+        rows: What to run.
     """
     with active_adapter(policy, VALUE_ADAPTER):
-        return completion_hidden(decoder(policy), *completion)
+        return completion_states(policy, rows)
 
 
 def value_after_last(values: Tensor, completion_lengths: Tensor) -> Tensor:

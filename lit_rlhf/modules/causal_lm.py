@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lit_rlhf.errors import ConfigurationError, check_number
+from lit_rlhf.models.layouts import base_of
 from lit_rlhf.models.loading import load_causal_lm
 from lit_rlhf.models.lora import add_lora, enable_gradient_checkpointing, is_adapted, merged_model
 from lit_rlhf.modules.pretrained import DTYPES, PretrainedModule
@@ -52,10 +53,12 @@ class CausalLMModule(PretrainedModule):
         """The policy."""
         return self.policy
 
-    def configure_model(self) -> None:
+    def build_models(self) -> None:
         """Build the policy, once; Lightning calls this at the start of fit, validate, test and predict."""
-        if self.policy is not None:
-            return
+        if self.policy is None:
+            self.policy = self._new_policy()
+
+    def _new_policy(self) -> nn.Module:
         policy: nn.Module = load_causal_lm(
             self.model_name,
             dtype=DTYPES[self.dtype_name],
@@ -66,19 +69,21 @@ class CausalLMModule(PretrainedModule):
             enable_gradient_checkpointing(policy)
         if self.lora_rank:
             policy = add_lora(policy, self.lora_rank, self.lora_alpha, self.lora_target_modules)
-        self.policy = policy
+        return policy
 
-    def save_pretrained(self, directory: str | Path) -> Path:
-        """Write the policy as a Hugging Face folder; a low-rank adapter is merged into a copy of the model.
+    def write_pretrained(self, folder: Path, state: dict[str, Tensor] | None) -> None:
+        """Write the policy; a low-rank adapter is merged into a copy of the model.
 
         Args:
-            directory: Created if missing.
-
-        Returns:
-            The folder.
+            folder: Created if missing.
+            state: Weights of the model inside the adapter's; by default it holds them itself.
         """
         if self.policy is None or not is_adapted(self.policy):
-            return super().save_pretrained(directory)
-        merged_model(self.policy).save_pretrained(directory)
-        self.tokenizer.save_pretrained(directory)
-        return Path(directory)
+            return super().write_pretrained(folder, state)
+        source = self.policy
+        if state is not None:  # a sharded model cannot be copied
+            source = self._new_policy()
+            own = base_of(source).state_dict()
+            base_of(source).load_state_dict({name: value for name, value in state.items() if name in own})
+        merged_model(source).save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)

@@ -19,7 +19,7 @@ from lit_rlhf.functional.advantages import BASELINES, Baseline, dead_groups, ret
 from lit_rlhf.functional.gae import reward_to_go
 from lit_rlhf.functional.losses import aggregate
 from lit_rlhf.functional.masking import masked_sum
-from lit_rlhf.models.forward import CompletionOutputs
+from lit_rlhf.models.completions import CompletionOutputs
 from lit_rlhf.modules.base import PolicyModule
 from lit_rlhf.modules.scoring import outcome_rewards, penalised_token_rewards
 from lit_rlhf.rollout.batch import MicroBatch, RolloutBatch

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_rlhf.errors import ConfigurationError, check_number
 from lit_rlhf.functional.critic import (
@@ -25,16 +25,15 @@ from lit_rlhf.functional.critic import (
 )
 from lit_rlhf.functional.gae import gae_advantages, masked_moments, place_outcome, reward_to_go, standardize
 from lit_rlhf.functional.losses import aggregate
-from lit_rlhf.models.forward import CompletionOutputs, EntropyMode
+from lit_rlhf.models.completions import CompletionOutputs, CompletionStates
+from lit_rlhf.models.forward import completion_outputs, completion_states
 from lit_rlhf.models.loading import load_backbone
 from lit_rlhf.models.lora import VALUE_ADAPTER, add_lora, enable_gradient_checkpointing
-from lit_rlhf.models.value import CRITICS, Critic, CriticKind, adapter_hidden, completion_hidden, value_after_last
+from lit_rlhf.models.value import CRITICS, Critic, CriticKind, adapter_states, value_after_last
 from lit_rlhf.modules.base import PolicyModule
 from lit_rlhf.modules.pretrained import DTYPES, parameter_group
 from lit_rlhf.modules.scoring import (
     by_parts,
-    completion_of,
-    forward_rows,
     masked_total,
     outcome_rewards,
     penalised_token_rewards,
@@ -112,11 +111,11 @@ class PPOModule(PolicyModule):
         self._critic_moments: Tensor | None = None
         self.save_hyperparameters()
 
-    def configure_model(self) -> None:
+    def build_models(self) -> None:
         """Build policy, reference and critic."""
-        if self.policy is not None:
+        super().build_models()
+        if self.critic is not None:
             return
-        super().configure_model()
         if self.critic_kind == "own":
             name, dtype = self.critic_model or self.model_name, DTYPES[self.dtype_name]
             backbone = load_backbone(name, dtype=dtype, attn_implementation=self.attn_implementation)
@@ -128,6 +127,12 @@ class PPOModule(PolicyModule):
         if self.critic_kind == "adapter":
             assert self.policy is not None
             add_lora(self.policy, self.lora_rank, self.lora_alpha, self.lora_target_modules, VALUE_ADAPTER)
+
+    def models(self) -> list[nn.Module]:
+        """Policy, reference and critic."""
+        assert self.critic is not None
+        backbone = [] if self.critic.backbone is None else [self.critic.backbone]
+        return [*super().models(), *backbone, self.critic.head]
 
     def numerics_summary(self) -> str:
         """The choices that make up this objective, in one line."""
@@ -172,8 +177,8 @@ class PPOModule(PolicyModule):
     def forward_train(self, rows: RolloutBatch) -> CompletionOutputs:
         """Log-probs, entropies and, where the backbone is shared, the hidden states of one forward pass."""
         assert self.policy is not None
-        mode: EntropyMode = "train" if self.entropy_coef > 0 else "detached"
-        return forward_rows(self.policy, rows, entropy=mode, with_hidden=self.critic_kind == "shared")
+        shared = self.critic_kind == "shared"
+        return completion_outputs(self.policy, rows, rows.temperature, self.entropy_mode, with_states=shared)
 
     def loss(self, outputs: CompletionOutputs, batch: MicroBatch) -> Tensor:
         """Clipped surrogate, plus the clipped value loss; the critic's alone during its warm-up."""
@@ -182,7 +187,7 @@ class PPOModule(PolicyModule):
         assert rows.returns is not None
         mask = self.loss_mask(rows)
         per_token, metrics = self.policy_loss(outputs, batch, mask)
-        values = self._values(rows, outputs.hidden)[:, :-1]
+        values = self._values(rows, outputs.states)[:, :-1]
         value_loss = clipped_value_loss(values, rows.values, rows.returns, self.value_clip_range)
         clipped = clipped_values(values, rows.values, rows.returns, self.value_clip_range)
         # Times 0 rather than left out: every parameter keeps its place in the graph, which DDP asks for.
@@ -231,21 +236,19 @@ class PPOModule(PolicyModule):
         given = rollout.scored_mask if rollout.outcome_mask is None else rollout.outcome_mask
         return ~rollout.finished & ~given & self.bootstrap_truncated
 
-    def _values(self, rows: RolloutBatch, hidden: Tensor | None = None) -> Tensor:
-        """``(N, T + 1)`` values before each token and after the last column."""
+    def _values(self, rows: RolloutBatch, states: CompletionStates | None = None) -> Tensor:
+        """``(N, T + 1)`` values before each token and after the last, from the states of the policy's pass if given."""
         assert self.critic is not None
         assert self.policy is not None
         if self.critic.backbone is not None:
-            hidden = completion_hidden(self.critic.backbone, *completion_of(rows))
+            states = completion_states(self.critic.backbone, rows)
         elif self.critic_kind == "adapter":
-            hidden = adapter_hidden(self.policy, *completion_of(rows))
+            states = adapter_states(self.policy, rows)
         else:
-            if hidden is None:
-                hidden = forward_rows(self.policy, rows, with_hidden=True).hidden
-            assert hidden is not None
+            states = completion_states(self.policy, rows) if states is None else states
             if self.critic_is_warming_up:
-                hidden = hidden.detach()
-        return self.critic.head(hidden)
+                states = states.detach()
+        return states.values(self.critic.head)
 
     def _over_ranks(self, moments: Tensor) -> Tensor:
         return self.trainer.strategy.reduce(moments, reduce_op="sum")

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 
 from lit_rlhf.callbacks.export_policy import ExportPolicy
 from lit_rlhf.callbacks.warmup_cosine import WarmupCosine
 from lit_rlhf.errors import ConfigurationError, check_number
+from lit_rlhf.models.forward import prepare_for_passes
+from lit_rlhf.models.layouts import base_of
 from lit_rlhf.models.loading import load_config, load_tokenizer
+from lit_rlhf.strategies import shard_module, whole, whole_state_dict
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -90,9 +94,38 @@ class PretrainedModule(L.LightningModule):
             self._config = load_config(self.model_name)
         return self._config
 
+    def configure_model(self) -> None:
+        """Build the models, once, and shard them where the strategy does."""
+        self.build_models()
+        if isinstance(getattr(self._trainer, "strategy", None), ModelParallelStrategy):
+            assert self.device_mesh is not None
+            for model in self.models():
+                prepare_for_passes(model)  # while its weights are whole
+                shard_module(base_of(model), self.device_mesh["data_parallel"])
+            # A sharded checkpoint is compared with every weight there is, those that are never saved among them.
+            self.strict_loading = False
+
+    def build_models(self) -> None:
+        """Build what is not built yet: Lightning asks before each of fit, validate, test and predict."""
+        raise NotImplementedError
+
+    def models(self) -> list[nn.Module]:
+        """Every model and head with weights; no weight is in two of them."""
+        return [] if self.trained_model is None else [self.trained_model]
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """One AdamW over named parameter groups; callbacks and LearningRateMonitor know them by name."""
-        return torch.optim.AdamW(self.parameter_groups(), lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
+        # One pass over the weights instead of a dozen.
+        fused = self._may_fuse()
+        return torch.optim.AdamW(
+            self.parameter_groups(), lr=self.lr, betas=self.betas, weight_decay=self.weight_decay, fused=fused
+        )
+
+    def _may_fuse(self) -> bool:
+        """A fused optimizer unscales gradients itself, too late to clip them; Lightning refuses to clip values for it."""
+        trainer = self._trainer
+        scales = getattr(getattr(trainer, "precision_plugin", None), "scaler", None) is not None
+        return trainer is not None and not scales and trainer.gradient_clip_algorithm != "value"
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Trainable parameters of each named group, with the group's own learning rate and gradient-norm limit."""
@@ -112,7 +145,7 @@ class PretrainedModule(L.LightningModule):
             if not parameters:
                 continue
             norm = nn.utils.get_total_norm([p.grad for p in parameters])
-            self.grad_norms[group.get("name", "policy")] = norm
+            self.grad_norms[group.get("name", "policy")] = whole(norm)
             own_limit = group.get("max_grad_norm", self.max_grad_norm)
             limit = own_limit if gradient_clip_val is None else float(gradient_clip_val)
             if limit and gradient_clip_algorithm != "value":
@@ -141,6 +174,8 @@ class PretrainedModule(L.LightningModule):
     def save_pretrained(self, directory: str | Path) -> Path:
         """Write the model and its tokenizer as a Hugging Face folder that plain ``transformers`` loads.
 
+        Every rank has to call it where the model is sharded; the first one writes.
+
         Args:
             directory: Created if missing.
 
@@ -149,10 +184,20 @@ class PretrainedModule(L.LightningModule):
         """
         if self.trained_model is None:
             raise ConfigurationError("save_pretrained: the model is not built yet; call fit or configure_model first")
-        folder = Path(directory)
-        self.trained_model.save_pretrained(folder)  # type: ignore[operator]
+        state = whole_state_dict(base_of(self.trained_model))
+        if self.global_rank == 0:
+            self.write_pretrained(Path(directory), state)
+        return Path(directory)
+
+    def write_pretrained(self, folder: Path, state: dict[str, Tensor] | None) -> None:
+        """Write model and tokenizer.
+
+        Args:
+            folder: Created if missing.
+            state: Weights of the Hugging Face model; by default it holds them itself.
+        """
+        self.trained_model.save_pretrained(folder, state_dict=state)  # type: ignore[operator, union-attr]
         self.tokenizer.save_pretrained(folder)
-        return folder
 
 
 def parameter_group(name: str, parameters: Any, lr: float, max_grad_norm: float | None) -> dict[str, Any]:

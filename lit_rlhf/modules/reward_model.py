@@ -48,7 +48,7 @@ class RewardModelModule(PretrainedModule):
         """The sequence classifier."""
         return self.model
 
-    def configure_model(self) -> None:
+    def build_models(self) -> None:
         """Build the classifier, once; Lightning calls this at the start of fit and validate."""
         if self.model is not None:
             return

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from lit_rlhf.errors import ConfigurationError, check_number
+from lit_rlhf.models.forward import completion_outputs
+from lit_rlhf.models.layouts import runs_layouts
 from lit_rlhf.models.loading import load_causal_lm
 from lit_rlhf.models.lora import without_adapter
 from lit_rlhf.models.reference import FrozenReference, forget_missing_reference
 from lit_rlhf.modules.evaluation import HeldOutEvaluation
 from lit_rlhf.modules.policy_loss import KLPlacement
 from lit_rlhf.modules.pretrained import DTYPES
-from lit_rlhf.modules.rollout_log import RolloutLog
-from lit_rlhf.modules.scoring import by_parts, forward_rows
+from lit_rlhf.modules.scoring import by_parts
 
 if TYPE_CHECKING:
     from lit_rlhf.rollout.batch import RolloutBatch
@@ -47,14 +48,13 @@ class ScoredPolicy(HeldOutEvaluation):
         self.kl_placement = kl_placement
         self.reference: FrozenReference | None = None
         self.log_prob_gap: float | None = None
-        self.rollout_log = RolloutLog()
         self.register_load_state_dict_post_hook(forget_missing_reference)
         self.register_load_state_dict_post_hook(_forget_missing_base)
 
-    def configure_model(self) -> None:
+    def build_models(self) -> None:
         """Build the policy and, where it is needed, its frozen reference."""
         new = self.policy is None
-        super().configure_model()
+        super().build_models()
         assert self.policy is not None
         needed = self.kl_coef > 0 and not self.lora_rank and self.is_fitting
         if not needed or self.reference is not None:
@@ -65,6 +65,15 @@ class ScoredPolicy(HeldOutEvaluation):
             options = {"dtype": DTYPES[self.dtype_name], "attn_implementation": self.attn_implementation}
             source = load_causal_lm(self.model_name, **options)  # type: ignore[arg-type]
         self.reference = FrozenReference(source)
+
+    def models(self) -> list[nn.Module]:
+        """Policy and reference."""
+        return [*super().models(), *([] if self.reference is None else [self.reference.model])]
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether the policy's forward pass runs a prompt once for its neighbouring completions."""
+        return self.policy is not None and runs_layouts(self.policy)
 
     def score_rollout(self, rollout: RolloutBatch, parts: list[list[int]], ratio_is_one: bool) -> RolloutBatch:
         """Reference log-probs, and old log-probs where the ratio is not 1 by construction.
@@ -99,7 +108,7 @@ class ScoredPolicy(HeldOutEvaluation):
     @staticmethod
     def _policy_log_probs(model: nn.Module | None, rollout: RolloutBatch, parts: list[list[int]]) -> Tensor:
         assert model is not None
-        return by_parts(rollout, parts, lambda rows: forward_rows(model, rows).log_probs)
+        return by_parts(rollout, parts, lambda rows: completion_outputs(model, rows, rows.temperature).log_probs)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save what the module remembers between iterations; refuse to save in the middle of one."""
@@ -118,7 +127,6 @@ class ScoredPolicy(HeldOutEvaluation):
         checkpoint["lit_rlhf"] = {
             "log_prob_gap": self.log_prob_gap,
             "kl_placement": self.kl_placement,
-            "tokens": dict(self.rollout_log.tokens),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -131,7 +139,6 @@ class ScoredPolicy(HeldOutEvaluation):
                 "resume with the same one, or start a new run from the exported policy"
             )
         self.log_prob_gap = saved.get("log_prob_gap")
-        self.rollout_log.tokens.update(saved.get("tokens", {}))
 
 
 def _forget_missing_base(module: nn.Module, incompatible_keys: Any) -> None:

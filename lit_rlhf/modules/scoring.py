@@ -6,37 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_rlhf.functional.kl import kl_k1
 from lit_rlhf.functional.masking import masked_sum
-from lit_rlhf.models.forward import CompletionOutputs, EntropyMode, completion_outputs
 
 if TYPE_CHECKING:
     from lit_rlhf.rollout.batch import RolloutBatch
-
-
-def completion_of(rows: RolloutBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Prompt ids and lengths, completion ids and lengths: what a forward pass needs of a batch.
-
-    Args:
-        rows: ``N`` rows.
-    """
-    return rows.prompt_ids, rows.prompt_lengths, rows.completion_ids, rows.completion_lengths
-
-
-def forward_rows(
-    model: nn.Module, rows: RolloutBatch, entropy: EntropyMode = "none", with_hidden: bool = False
-) -> CompletionOutputs:
-    """Log-probs of a batch's completion tokens under a model, at the batch's temperature.
-
-    Args:
-        model: Policy or reference.
-        rows: ``(N, T)`` completions.
-        entropy: Also give entropies, ``detached`` or, where they are part of the loss, with a graph (``train``).
-        with_hidden: Also give hidden states.
-    """
-    return completion_outputs(model, *completion_of(rows), rows.temperature, entropy, with_hidden)
 
 
 @torch.no_grad()

@@ -3,8 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lit_rlhf.models.completions import Completions
+from lit_rlhf.models.forward import completion_states
+from lit_rlhf.models.layouts import decoder_of
 from lit_rlhf.models.loading import load_backbone
-from lit_rlhf.models.value import Critic, completion_hidden, decoder, value_after_last
+from lit_rlhf.models.value import Critic, value_after_last
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
@@ -39,22 +42,26 @@ PROMPTS = [[5, 6, 7, 8, 9], [4], [3, 4, 5]]
 COMPLETIONS = [[10, 11], [12, 13, 14, 15], [16]]
 
 
-def batch() -> tuple[torch.Tensor, ...]:
+def batch() -> Completions:
     prompts = torch.zeros(3, 5, dtype=torch.long)
     completions = torch.zeros(3, 4, dtype=torch.long)
     for row, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
         prompts[row, 5 - len(prompt) :] = torch.tensor(prompt)
         completions[row, : len(completion)] = torch.tensor(completion)
     lengths = [torch.tensor([len(x) for x in part]) for part in (PROMPTS, COMPLETIONS)]
-    return prompts, lengths[0], completions, lengths[1]
+    return Completions(prompts, lengths[0], completions, lengths[1], torch.arange(3))
+
+
+def values_of(critic: Critic) -> torch.Tensor:
+    return completion_states(critic.backbone, batch()).values(critic.head)
 
 
 def test_padded_and_alone_agree_and_equal_a_plain_forward(backbone_dir):
     critic = critic_of(backbone_dir)
     with torch.no_grad():
-        values = critic.head(completion_hidden(critic.backbone, *batch()))
+        values = values_of(critic)
         assert values.shape == (3, 5)
-        after = value_after_last(values, batch()[3])
+        after = value_after_last(values, batch().completion_lengths)
         for row, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
             plain = critic.backbone(input_ids=torch.tensor([prompt + completion])).last_hidden_state
             expected = critic.head(plain)[0, len(prompt) - 1 :]
@@ -66,13 +73,13 @@ def test_train_mode_gives_the_same_values(backbone_dir):
     """The checkpoint's dropout is off."""
     critic = critic_of(backbone_dir).train()
     with torch.no_grad():
-        one, two = (critic.head(completion_hidden(critic.backbone, *batch())) for _ in range(2))
+        one, two = (values_of(critic) for _ in range(2))
     assert torch.equal(one, two)
 
 
 def test_values_of_a_half_precision_backbone_are_float32(backbone_dir):
     critic = critic_of(backbone_dir, torch.bfloat16)
-    assert critic.head(completion_hidden(critic.backbone, *batch())).dtype == torch.float32
+    assert values_of(critic).dtype == torch.float32
 
 
 def test_a_new_head_says_zero_everywhere():
@@ -87,6 +94,6 @@ def test_the_decoder_is_the_model_below_the_vocabulary_head(policy_dir):
     ids = torch.tensor([[3, 4, 5]])
     with torch.no_grad():
         expected = model(input_ids=ids, output_hidden_states=True).hidden_states[-1]
-        assert torch.equal(decoder(model)(input_ids=ids).last_hidden_state, expected)
+        assert torch.equal(decoder_of(model)(input_ids=ids).last_hidden_state, expected)
         adapted = add_lora(model, rank=2)
-        assert torch.equal(decoder(adapted)(input_ids=ids).last_hidden_state, expected)
+        assert torch.equal(decoder_of(adapted)(input_ids=ids).last_hidden_state, expected)

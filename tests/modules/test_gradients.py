@@ -107,3 +107,66 @@ def test_gradient_equals_the_formula_written_out(make_trainer, policy_dir, rows,
     loss.backward()
     expected = torch.cat([p.grad.flatten() for p in model.parameters()])
     assert (keep.steps[0] - expected).norm() <= 1e-5 * expected.norm()
+
+
+class CountTrained(L.Callback):
+    """Rows of each training forward pass, and the denominator of their step."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.denominators: list[float] = []
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        self.rows += int(batch.rows.completion_mask.any(dim=1).sum())
+        self.denominators.append(batch.denominator)
+
+
+def half_of_the_groups_are_dead(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+    """Late in training: the longer prompts are always solved, the shorter ones sometimes."""
+    return [
+        1.0 if len(prompt) > 4 else float(sum(map(ord, text)) % 2)
+        for prompt, text in zip(prompts, completions, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+@pytest.mark.parametrize("cut", [{}, {"micro_batch_size": 5}, {"steps_per_pass": 2, "passes": 2}], ids=str)
+def test_rows_without_an_advantage_are_not_run_and_change_nothing(
+    make_trainer, policy_dir, rows, monkeypatch, aggregation, kl_coef, cut
+):
+    module = {"loss_aggregation": aggregation, "kl_coef": kl_coef, "lr": 1e-12}
+
+    def run() -> tuple[list[torch.Tensor], int, list[float]]:
+        count = CountTrained()
+        found = gradients(
+            lambda callbacks, **options: make_trainer(callbacks=[*callbacks, count], **options),
+            policy_dir,
+            rows,
+            half_of_the_groups_are_dead,
+            module=module,
+            **cut,
+        )
+        return found, count.rows, sorted(set(count.denominators))
+
+    skipped, few, denominators = run()
+    monkeypatch.setattr(GRPOModule, "live_rows", lambda self, rollout: self.loss_mask(rollout).any(dim=-1))
+    everything, all_rows, same_denominators = run()
+    assert 0 < few < 0.7 * all_rows
+    assert denominators == same_denominators
+    assert any(one.norm() > 0 for one in skipped)
+    for one, other in zip(skipped, everything, strict=True):
+        assert (one - other).norm() <= 1e-6 * other.norm()
+
+
+@pytest.mark.parametrize("module", [{"entropy_coef": 0.01}, {"kl_placement": "loss"}])
+def test_rows_that_another_term_of_the_loss_needs_are_run(make_trainer, policy_dir, rows, module):
+    count = CountTrained()
+    gradients(
+        lambda callbacks: make_trainer(callbacks=[*callbacks, count]),
+        policy_dir,
+        rows,
+        half_of_the_groups_are_dead,
+        module=module,
+    )
+    assert count.rows == 24

@@ -147,17 +147,17 @@ def test_validation_after_fit_keeps_the_totals(make_trainer, make_data, policy_d
 
 
 def test_scoring_passes_are_no_larger_than_training_ones(make_trainer, make_data, policy_dir, monkeypatch):
-    import lit_rlhf.modules.scoring as scoring
+    import lit_rlhf.models.forward as forward
 
     sizes: list[tuple[bool, int]] = []
-    original = scoring.forward_rows
+    original = forward.completion_outputs
 
     def recorded(model, rows, *args, **kwargs):
         sizes.append((torch.is_grad_enabled(), len(rows)))
         return original(model, rows, *args, **kwargs)
 
     for module in ("base", "scored_policy"):
-        monkeypatch.setattr(f"lit_rlhf.modules.{module}.forward_rows", recorded)
+        monkeypatch.setattr(f"lit_rlhf.modules.{module}.completion_outputs", recorded)
     make_trainer().fit(GRPOModule(policy_dir), make_data(steps_per_pass=3))
     assert [size for trained, size in sizes if trained] == [8, 8, 8]
     assert {size for trained, size in sizes if not trained} == {8}

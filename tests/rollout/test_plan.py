@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from lit_rlhf.rollout.plan import plan_steps
+from lit_rlhf.rollout.plan import ForwardCost, plan_steps
 
 GROUP = 4
 
@@ -79,9 +79,52 @@ def test_rows_per_micro_batch(rollout, size):
 def test_tokens_per_micro_batch_count_padding(rollout, tokens):
     (step,) = plan_steps(rollout, num_groups=8, passes=1, steps_per_pass=1, micro_batch_tokens=tokens)
     assert max(padded_tokens(rollout, step)) <= tokens
-    # As full as the order allows: the next part's first row would not have fitted.
-    for part, following in itertools.pairwise(step):
-        assert padded_tokens(rollout, [[*part, following[0]]])[0] > tokens
+    # Two neighbours would not have fitted into one part.
+    for one, two in itertools.pairwise(step):
+        assert padded_tokens(rollout, [[*one, *two]])[0] > tokens
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("tokens", [60, 130, 250])
+def test_micro_batches_are_balanced_by_tokens(rollout, tokens, shared):
+    options = {"num_groups": 8, "passes": 1, "steps_per_pass": 1, "shared_prompts": shared}
+    (step,) = plan_steps(rollout, **options, micro_batch_tokens=tokens)
+    cost = ForwardCost(rollout, shared)
+    largest = max(cost(part) for part in step)
+    assert largest <= tokens
+    # With a lower limit the same rows would need more parts.
+    (tighter,) = plan_steps(rollout, **options, micro_batch_tokens=largest - 1)
+    assert len(tighter) > len(step)
+
+
+def test_a_shared_prompt_counts_once_and_padding_not_at_all(make_rollout):
+    rollout = make_rollout([10, 10, 3], [1, 5, 4], [0, 0, 1])
+    options = {"num_groups": 2, "passes": 1, "steps_per_pass": 1, "shared_prompts": True}
+    assert plan_steps(rollout, **options, micro_batch_tokens=23) == [[[0, 1, 2]]]
+    assert plan_steps(rollout, **options, micro_batch_tokens=22) == [[[0, 1], [2]]]
+    assert plan_steps(rollout, **options, micro_batch_tokens=15) == [[[0], [1], [2]]]
+    assert ForwardCost(rollout, shared_prompts=True).alone([0, 1, 2]) == 33
+
+
+@pytest.mark.parametrize("tokens", [60, 130])
+def test_a_group_that_fits_is_not_cut(rollout, tokens):
+    (step,) = plan_steps(
+        rollout, num_groups=8, passes=1, steps_per_pass=1, micro_batch_tokens=tokens, shared_prompts=True
+    )
+    cost = ForwardCost(rollout, shared_prompts=True)
+    largest = max(cost(part) for part in step)
+    for group in range(8):
+        mine = list(range(group * GROUP, (group + 1) * GROUP))
+        parts = sum(bool(set(mine) & set(part)) for part in step)
+        assert parts == 1 or cost(mine) > largest
+
+
+def test_rows_that_are_not_kept_leave_the_others_in_their_steps(rollout):
+    keep = [row % 3 == 0 or row < 4 for row in range(32)]
+    options = {"num_groups": 8, "passes": 2, "steps_per_pass": 3, "seed": (5, 2)}
+    whole = plan_steps(rollout, **options)
+    for step, kept in zip(whole, plan_steps(rollout, **options, keep=keep), strict=True):
+        assert sorted(rows_of(kept)) == sorted(row for row in rows_of(step) if keep[row])
 
 
 def test_tokens_count_the_widest_prompt_and_the_widest_completion(make_rollout):
