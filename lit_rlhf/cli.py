@@ -10,6 +10,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 
 # Imported so that recipes may name classes without their module.
 from lit_rlhf.callbacks import RolloutCallback  # noqa: F401
+from lit_rlhf.commands import find_command
 from lit_rlhf.data.preferences import PreferenceDataModule  # noqa: F401
 from lit_rlhf.data.supervised import SupervisedDataModule  # noqa: F401
 from lit_rlhf.errors import LitRLHFError
@@ -28,6 +29,8 @@ Continue a run:                  lit-rlhf fit -c recipe.yaml --ckpt_path path/to
 See the resolved recipe:         lit-rlhf fit -c recipe.yaml --print_config
 Options of a class:              lit-rlhf fit --model.help GRPOModule
                                  lit-rlhf fit --data.help RolloutDataModule
+Look at the prompts first:       lit-rlhf data check -c recipe.yaml
+Look at the rewards first:       lit-rlhf rewards try -c recipe.yaml
 
 Put -c before the options that override it: what comes later wins."""
 
@@ -60,8 +63,13 @@ def main(args: ArgsType = None) -> None:
     Args:
         args: Command line; that of the process by default.
     """
+    words = sys.argv[1:] if args is None else args
+    command = find_command(words) if isinstance(words, list) else None
     try:
-        LitRLHFCLI(args)
+        if command is not None:
+            command()
+        else:
+            LitRLHFCLI(args)
     except Exception as error:
         ours: BaseException | None = _cause_of_ours(error)
         if isinstance(error, FileNotFoundError) and "heckpoint" in str(error):

@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lit_rlhf.data.encoding import encode_prompt
     from lit_rlhf.data.preferences import PreferenceDataModule
+    from lit_rlhf.data.prompt_datamodule import PromptDataModule
     from lit_rlhf.data.prompts import Prompt, PromptDataset, load_prompts
+    from lit_rlhf.data.reasoning_gym import ReasoningGym
     from lit_rlhf.data.rows import Rows, read_rows
+    from lit_rlhf.data.source import PromptSource
     from lit_rlhf.data.supervised import SupervisedDataModule
 
 __all__ = [
     "PreferenceDataModule",
     "Prompt",
+    "PromptDataModule",
     "PromptDataset",
+    "PromptSource",
+    "ReasoningGym",
     "Rows",
     "SupervisedDataModule",
     "encode_prompt",
@@ -25,7 +31,10 @@ __all__ = [
 _HOMES = {
     "PreferenceDataModule": "preferences",
     "Prompt": "prompts",
+    "PromptDataModule": "prompt_datamodule",
     "PromptDataset": "prompts",
+    "PromptSource": "source",
+    "ReasoningGym": "reasoning_gym",
     "encode_prompt": "encoding",
     "load_prompts": "prompts",
     "Rows": "rows",

@@ -22,25 +22,34 @@ _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, KeyError)
 
 
 def encode_prompt(
-    tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, system_prompt: str | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str | Messages,
+    system_prompt: str | None = None,
+    chat_template_options: Mapping[str, Any] | None = None,
 ) -> tuple[int, ...]:
     """Token ids of one prompt, ready to be continued.
 
     A string follows the tokenizer's own convention for special tokens, except that an end-of-sequence token which the
-    tokenizer appends is left off. Messages go through the chat template with the assistant's header at the end; the
-    template alone decides about special tokens, so a beginning-of-sequence token is never doubled.
+    tokenizer appends is left off, and that a beginning-of-sequence token which the string begins with is not put in
+    front of it again. Messages go through the chat template with the assistant's header at the end; the template alone
+    decides about special tokens, so a beginning-of-sequence token is never doubled.
 
     Args:
         tokenizer: The policy's tokenizer.
         prompt: A string, or messages ``{"role": ..., "content": ...}``. The text goes through unchanged.
         system_prompt: Put in front of messages that have no system message.
+        chat_template_options: Variables that the chat template knows besides the messages, such as
+            ``{"enable_thinking": False}``.
 
     Raises:
         DataError: The prompt is empty, of another type, gives no tokens, or the chat template is missing or rejects it.
         ConfigurationError: ``system_prompt`` is set and the prompt is a string.
     """
     text = checked_prompt(prompt, system_prompt)
-    ids = encode_texts(tokenizer, [text])[0] if isinstance(text, str) else _encode_messages(tokenizer, text)
+    if isinstance(text, str):
+        ids = encode_texts(tokenizer, [text])[0]
+    else:
+        ids = _encode_messages(tokenizer, text, chat_template_options or {})
     if not ids:
         raise DataError(f"the prompt {text!r} has no tokens at all, so nothing can be generated from it")
     return tuple(ids)
@@ -63,20 +72,24 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[l
     except (TypeError, UnicodeError) as error:  # half of a surrogate pair, which JSON can write and UTF-8 cannot
         subject = f"the prompt {texts[0]!r}" if len(texts) == 1 else "one of the prompts"
         raise DataError(f"the tokenizer cannot read {subject}: {error}") from error
-    eos = tokenizer.eos_token_id
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     for row, (ids, text) in enumerate(zip(encoded, texts, strict=True)):
-        if eos is not None and ids and ids[-1] == eos:
-            # Only what the tokenizer added goes: an end-of-sequence token written in the text itself is the user's.
+        doubled = bos is not None and ids[:2] == [bos, bos]
+        ended = eos is not None and ids[-1:] == [eos]
+        if doubled or ended:
+            # Only what the tokenizer added goes: tokens that are written in the text itself are the user's.
             written: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-            encoded[row] = ids[: len(ids) - _trailing(ids, eos) + _trailing(written, eos)]
+            if ended:
+                ids = ids[: len(ids) - _trailing(ids, eos) + _trailing(written, eos)]
+            encoded[row] = ids[1:] if doubled and len(ids) > len(written) else ids
     return encoded
 
 
-def _trailing(ids: list[int], token: int) -> int:
+def _trailing(ids: list[int], token: int | None) -> int:
     return next((count for count, other in enumerate(reversed(ids)) if other != token), len(ids))
 
 
-def _encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[int]:
+def _encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Messages, options: Mapping[str, Any]) -> list[int]:
     if not tokenizer.chat_template:
         raise DataError(
             f"the prompt is a list of messages (roles {_roles(messages)}), but the tokenizer has no chat template: "
@@ -84,7 +97,9 @@ def _encode_messages(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> 
         )
 
     def render(part: Messages) -> Any:
-        return tokenizer.apply_chat_template(part, tokenize=True, add_generation_prompt=True, return_dict=False)
+        return tokenizer.apply_chat_template(
+            part, tokenize=True, add_generation_prompt=True, return_dict=False, **options
+        )
 
     try:
         return list(render(messages))
@@ -126,7 +141,7 @@ def checked_prompt(prompt: Any, system_prompt: str | None) -> str | Messages:
         if system_prompt is not None:
             raise ConfigurationError(
                 "`system_prompt` is set, but the prompt is a plain string: the prompt column must hold messages "
-                '([{"role": "user", "content": ...}]) for a system prompt to have a place'
+                '([{"role": "user", "content": ...}]) for a system prompt to have a place, or `as_chat` make them'
             )
         return prompt
     if not isinstance(prompt, (list, tuple)):

@@ -5,18 +5,34 @@ Values keep their types: 18 in a JSON file stays an ``int``, ``"18"`` a ``str`` 
 
 from __future__ import annotations
 
-import csv
-import gzip
-import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lit_rlhf.data.files import ENDINGS, ending, read_file
+from lit_rlhf.data.folders import data_files, is_saved_dataset, load_saved_dataset
+from lit_rlhf.data.source import PromptSource
 from lit_rlhf.errors import DataError
 
-_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
+_PLAIN_TYPES = (str, int, float, bool, type(None))
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one file among those of a source.
+
+    Attributes:
+        name: Of the file, or of the source itself.
+        start: Place of its first row in the source.
+        lines: For text files with one row per line, the line number of each row, counted from 1.
+    """
+
+    name: str
+    start: int
+    lines: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -27,22 +43,22 @@ class Rows:
         rows: One dict per row, column name to plain Python value. A row need not have every column.
         columns: Every column name that occurs, in order of appearance.
         name: The path as it was given, or what kind of source it was (``"iterable"``, ``"dataset"``).
-        lines: For text files with one row per line, the line number of each row, counted from 1.
+        parts: The files that the rows are from, at least one.
     """
 
     rows: list[dict[str, Any]]
     columns: list[str]
     name: str
-    lines: tuple[int, ...] | None = None
+    parts: tuple[Part, ...]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def where(self, index: int) -> str:
         """The place of row ``index`` (counted from 0) in words, counted from 1: ``train.jsonl, line 7``."""
-        if self.lines is not None:
-            return f"{self.name}, line {self.lines[index]}"
-        return f"{self.name}, row {index + 1}"
+        part = self.parts[bisect_right(self.parts, index, key=lambda part: part.start) - 1]
+        number = index - part.start
+        return f"{part.name}, line {part.lines[number]}" if part.lines else f"{part.name}, row {number + 1}"
 
 
 def read_rows(source: Any, split: str | None = None) -> Rows:
@@ -52,10 +68,12 @@ def read_rows(source: Any, split: str | None = None) -> Rows:
         source: One of
 
             * a path to a ``.jsonl``, ``.jsonl.gz``, ``.json`` (a list of objects, or an object with such a list under
-              ``"data"``), ``.csv`` (every value is text) or ``.parquet`` file;
+              ``"data"``), ``.csv`` (every value is text), ``.parquet`` or ``.arrow`` file;
             * a folder written by ``save_to_disk`` of Hugging Face ``datasets``;
+            * a folder with such files, all of one kind; a ``.json`` file in it may be a single row;
             * a ``datasets.Dataset`` or ``DatasetDict``;
-            * an iterable of mappings, or of strings, which become ``{"prompt": string}``.
+            * an iterable of mappings, or of strings, which become ``{"prompt": string}``;
+            * a :class:`~lit_rlhf.data.source.PromptSource`, whose values go through as they are.
         split: Which split of a source that has several.
 
     Returns:
@@ -66,12 +84,9 @@ def read_rows(source: Any, split: str | None = None) -> Rows:
             several splits and ``split`` names none of them.
     """
     if isinstance(source, (str, Path)):
-        path = Path(source)
-        if path.is_dir():
-            return _from_dataset(_load_from_disk(path), str(source), split)
-        if split is not None:
-            raise DataError(f"{source}: a file has no splits, but split={split!r} was asked for")
-        return _from_file(path, str(source))
+        return _from_path(Path(source), str(source), split)
+    if isinstance(source, PromptSource) and split is None:
+        return _collect([(source.name, ((None, row) for row in source))], plain=False)
     if _is_hugging_face(source):
         return _from_dataset(source, "dataset", split)
     if split is not None:
@@ -85,75 +100,22 @@ def read_rows(source: Any, split: str | None = None) -> Rows:
         raise DataError(
             f"cannot read rows from a {type(source).__name__}: pass a path, a dataset or a list of mappings"
         )
-    return _collect(((None, {"prompt": row} if isinstance(row, str) else row) for row in source), "iterable")
+    rows = ((None, {"prompt": row} if isinstance(row, str) else row) for row in source)
+    return _collect([("iterable", rows)])
 
 
-def _from_file(path: Path, name: str) -> Rows:
+def _from_path(path: Path, name: str, split: str | None) -> Rows:
+    if path.is_dir():
+        if is_saved_dataset(path):
+            return _from_dataset(load_saved_dataset(path, name), name, split)
+        files = {str(Path(name) / file.relative_to(path)): file for file in data_files(path, name, split)}
+        parts = [(place, read_file(file, place, single=True)) for place, file in files.items()]
+        return _collect(parts, f"{name} [{split}]" if split is not None else name)
     if not path.is_file():
         raise DataError(_not_found(path, name))
-    kind = path.name.lower()
-    try:
-        if kind.endswith(".jsonl.gz"):
-            with gzip.open(path, "rt", encoding="utf-8-sig") as stream:
-                return _collect(_json_lines(stream, name), name)
-        if kind.endswith(".jsonl"):
-            with path.open(encoding="utf-8-sig") as stream:
-                return _collect(_json_lines(stream, name), name)
-        if kind.endswith(".json"):
-            return _collect(((None, row) for row in _json_list(path, name)), name)
-        if kind.endswith(".csv"):
-            with path.open(encoding="utf-8-sig", newline="") as stream:
-                return _collect(_csv_rows(stream, name), name)
-        if kind.endswith(".parquet"):
-            return _collect(((None, row) for row in _parquet_rows(path, name)), name)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{name}: the text is not UTF-8 (byte {error.start}: {error.reason})") from error
-    except (EOFError, OSError) as error:
-        raise DataError(f"{name}: cannot be read ({error})") from error
-    raise DataError(f"{name}: unknown kind of file. Allowed endings: {', '.join(_ENDINGS)}")
-
-
-def _json_lines(stream: Iterable[str], name: str) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(stream, start=1):
-        if not line.strip():
-            continue
-        try:
-            yield number, json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{name}, line {number}: not JSON ({error.msg} at column {error.colno})") from error
-
-
-def _json_list(path: Path, name: str) -> list[Any]:
-    text = path.read_text(encoding="utf-8-sig")
-    if not text.strip():
-        return []
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        hint = "; one object per line belongs in a .jsonl file" if error.msg == "Extra data" else ""
-        raise DataError(f"{name}, line {error.lineno}: not JSON ({error.msg} at column {error.colno}){hint}") from error
-    if isinstance(content, dict) and isinstance(content.get("data"), list):
-        content = content["data"]
-    if not isinstance(content, list):
-        raise DataError(f'{name}: a list of objects is wanted (or an object with such a list under "data")')
-    return content
-
-
-def _csv_rows(stream: Iterable[str], name: str) -> Iterator[tuple[None, dict[str, Any]]]:
-    for number, row in enumerate(csv.DictReader(stream), start=1):
-        if None in row:
-            raise DataError(f"{name}, row {number}: more values than the header has columns")
-        yield None, row
-
-
-def _parquet_rows(path: Path, name: str) -> list[dict[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        return pyarrow.parquet.read_table(path).to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{name}: cannot be read as parquet ({str(error).splitlines()[0]})") from error
+    if split is not None:
+        raise DataError(f"{name}: a file has no splits, but split={split!r} was asked for")
+    return _collect([(name, read_file(path, name))])
 
 
 def _is_hugging_face(source: Any) -> bool:
@@ -162,19 +124,6 @@ def _is_hugging_face(source: Any) -> bool:
     import datasets
 
     return isinstance(source, (datasets.Dataset, datasets.DatasetDict))
-
-
-def _load_from_disk(path: Path) -> Any:
-    if not any((path / marker).is_file() for marker in ("dataset_dict.json", "state.json")):
-        found = sorted(entry.name for entry in path.iterdir())
-        listing = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "") if found else "nothing"
-        raise DataError(
-            f"{path}: a folder is read only if save_to_disk of Hugging Face datasets wrote it; here is {listing}. "
-            f"Name a file instead (allowed endings: {', '.join(_ENDINGS)})"
-        )
-    import datasets
-
-    return datasets.load_from_disk(str(path))
 
 
 def _from_dataset(dataset: Any, name: str, split: str | None) -> Rows:
@@ -187,28 +136,38 @@ def _from_dataset(dataset: Any, name: str, split: str | None) -> Rows:
         name, dataset = f"{name} [{split}]", dataset[split]
     elif split is not None and str(dataset.split) != split:
         raise DataError(f"{name}: has no split {split!r}, it is a single dataset (option `split`)")
-    return _collect(((None, row) for row in dataset.with_format(None)), name)
+    return _collect([(name, ((None, row) for row in dataset.with_format(None)))])
 
 
-def _collect(items: Iterable[tuple[int | None, Any]], name: str) -> Rows:
+def _collect(
+    sources: Iterable[tuple[str, Iterable[tuple[int | None, Any]]]], name: str | None = None, plain: bool = True
+) -> Rows:
+    """All rows of some files; ``name`` stands for them together, by default that of the only one."""
     rows: list[dict[str, Any]] = []
-    lines: list[int] = []
+    parts: list[Part] = []
     columns: dict[str, None] = {}
-    for line, row in items:
-        place = f"row {len(rows) + 1}" if line is None else f"line {line}"
-        if not isinstance(row, Mapping):
-            raise DataError(f"{name}, {place}: an object with named columns is wanted, not {_kind(row)}")
-        rows.append({str(key): _plain(value) for key, value in row.items()})
-        columns.update(dict.fromkeys(rows[-1]))
-        if line is not None:
-            lines.append(line)
-    if not rows:
+    for part_name, items in sources:
+        start, lines = len(rows), []
+        for line, row in items:
+            if not isinstance(row, Mapping):
+                place = f"row {len(rows) - start + 1}" if line is None else f"line {line}"
+                raise DataError(f"{part_name}, {place}: an object with named columns is wanted, not {_kind(row)}")
+            rows.append({str(key): _plain(value) if plain else value for key, value in row.items()})
+            columns.update(dict.fromkeys(rows[-1]))
+            if line is not None:
+                lines.append(line)
+        if len(rows) > start:  # an empty file among others has no part
+            parts.append(Part(part_name, start, tuple(lines)))
+        name = part_name if name is None else name
+    if not rows or name is None:
         raise DataError(f"{name}: is empty, there is not one row in it")
-    return Rows(rows, list(columns), name, tuple(lines) if lines else None)
+    return Rows(rows, list(columns), name, tuple(parts))
 
 
 def _plain(value: Any) -> Any:
     """Lists and Python numbers where numpy left arrays and scalars; everything else as it is."""
+    if type(value) in _PLAIN_TYPES:
+        return value
     if type(value).__module__ == "numpy":  # numpy itself need not be imported
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -230,6 +189,6 @@ def _not_found(path: Path, name: str) -> str:
             f"{name}: no such file or folder (there is no folder {folder} in {Path.cwd()} either). "
             "A dataset of the Hugging Face hub is loaded with datasets.load_dataset, then passed on or saved to disk"
         )
-    near = sorted(entry.name for entry in folder.iterdir() if entry.name.lower().endswith(_ENDINGS))
+    near = sorted(entry.name for entry in folder.iterdir() if ending(entry) is not None)
     listing = f"the folder has {', '.join(near[:8])}" + (", ..." if len(near) > 8 else "") if near else "none is there"
-    return f"{name}: no such file. Looked in {folder.resolve()} for {', '.join(_ENDINGS)}: {listing}"
+    return f"{name}: no such file. Looked in {folder.resolve()} for {', '.join(ENDINGS)}: {listing}"

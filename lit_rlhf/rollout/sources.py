@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from lit_rlhf.data.prompts import PromptDataset, load_prompts
 from lit_rlhf.models.loading import context_length
 from lit_rlhf.rollout.checks import check_lengths
 
 if TYPE_CHECKING:
+    from lit_rlhf.data.prompts import PromptDataset
     from lit_rlhf.modules.base import PolicyModule
     from lit_rlhf.rewards.combine import RewardScorer
     from lit_rlhf.rollout.datamodule import RolloutDataModule
@@ -25,25 +25,43 @@ def load_split(data: RolloutDataModule, split: str, module: PolicyModule) -> Pro
         split: ``train``, ``val`` or ``test``.
         module: Its tokenizer and its context length decide.
     """
-    prompts = load_prompts(
-        data.sources[split],
-        module.tokenizer,
-        prompt_column=data.prompt_column,
-        system_prompt=data.system_prompt,
-        max_prompt_length=data.max_prompt_length,
-        overlong=data.overlong_prompts,
-    )
-    for scorer in [data.scorer] + ([data.verifier] if data.verifier and split != "train" else []):
+    prompts = data.load_prompts(split, module.tokenizer)
+    for scorer in scorers_of(data, split):
         scorer.check(prompts.columns)
-        _report_golds(scorer, prompts)
+        if problems := unreadable_golds(scorer, prompts):
+            first = "; ".join(f"{prompts.where(row)}: {problem}" for row, problem in list(problems.items())[:3])
+            _log.warning("%s: %d rows cannot be judged, the first: %s", prompts.name, len(problems), first)
     check_lengths(prompts, split, data.sampling.max_new_tokens, context_length(module.model_config))
     return prompts
 
 
-def _report_golds(scorer: RewardScorer, prompts: PromptDataset) -> None:
-    """Say which rows a reward function cannot judge, before they are paid for."""
-    columns = {name: [prompt.columns[name] for prompt in prompts.prompts] for name in prompts.columns}
+def scorers_of(data: RolloutDataModule, split: str) -> list[RewardScorer]:
+    """What scores the completions of a split: the rewards and, on held-out prompts, the verifier.
+
+    Args:
+        data: With its rewards.
+        split: ``train``, ``val`` or ``test``.
+    """
+    return [data.scorer] + ([data.verifier] if data.verifier and split != "train" else [])
+
+
+def unreadable_golds(scorer: RewardScorer, prompts: PromptDataset) -> dict[int, str]:
+    """Prompts that a reward function cannot judge, before they are paid for.
+
+    Args:
+        scorer: Those of its functions that have a method ``check_columns`` are asked.
+        prompts: Of one split.
+
+    Returns:
+        What is wrong, by the place of the prompt in ``prompts``.
+    """
+    problems: dict[int, str] = {}
     for function in scorer.functions:
-        problems = function.check_columns(columns) if hasattr(function, "check_columns") else []
-        if problems:
-            _log.warning("%s: %d problems, the first: %s", prompts.name, len(problems), "; ".join(problems[:3]))
+        if not hasattr(function, "check_columns"):
+            continue
+        for row, prompt in enumerate(prompts.prompts):
+            # One row at a time: its place in the file is known here alone, so the function's own numbering goes.
+            said = function.check_columns({name: [value] for name, value in prompt.columns.items()})
+            if said and row not in problems:
+                problems[row] = "; ".join(said).replace(" of row 0", "")
+    return problems

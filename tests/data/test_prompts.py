@@ -172,6 +172,53 @@ def test_unusable_prompts_are_named_with_file_and_row(
         load_prompts(path, make_tokenizer())
 
 
+def test_unusable_prompts_are_dropped_if_asked_counted_and_listed(
+    make_tokenizer: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "train.jsonl", [{"prompt": p} for p in ("a", "", "b", 17, "\ud83d")])
+    with pytest.raises(
+        DataError, match=r"line 2, .*an empty string \(3 of 5 rows give no prompt; .*`bad_prompts: drop`"
+    ):
+        load_prompts(path, make_tokenizer())
+    with caplog.at_level(logging.WARNING, logger="lit_rlhf"):
+        data = load_prompts(path, make_tokenizer(), bad_prompts="drop")
+    assert [prompt.text for prompt in data.prompts] == ["a", "b"]
+    assert [data.where(position) for position in range(2)] == [f"{path}, line 1", f"{path}, line 3"]
+    assert list(data.refused) == [1, 3, 4]
+    assert "3 of 5 rows give no prompt and are dropped, the first: line 2: column 'prompt'" in caplog.messages[0]
+    with pytest.raises(DataError, match=r"line 1, .*\(1 of 1 rows give no prompt\)$"):
+        load_prompts(write(tmp_path / "none.jsonl", [{"prompt": ""}]), make_tokenizer(), bad_prompts="drop")
+
+
+def test_a_bos_that_is_written_in_the_text_too_is_not_doubled(make_tokenizer: Make) -> None:
+    adds, adds_not = make_tokenizer(bos=True, eos=True), make_tokenizer()
+    for text in ("<s>ab", "ab"):
+        ids = encode_prompt(adds, text)
+        assert ids[0] == BOS
+        assert ids.count(BOS) == 1
+        assert load_prompts([text], adds)[0].ids == ids
+    assert encode_prompt(adds, "<s><s>ab").count(BOS) == 2  # twice in the text is the user's own doing
+    assert encode_prompt(adds_not, "<s><s>ab").count(BOS) == 2
+
+
+def test_variables_of_the_chat_template(make_tokenizer: Make) -> None:
+    template = "{{ messages[0]['content'] }}{% if thinking %}<think>{% endif %}"
+    tokenizer = make_tokenizer(template=template)
+    data = [
+        load_prompts([{"prompt": user("a")}], tokenizer, chat_template_options=options)[0]
+        for options in (None, {"thinking": True})
+    ]
+    assert [tokenizer.decode(prompt.ids) for prompt in data] == ["a", "a<think>"]
+    assert data[0].text == data[1].text == user("a")
+
+
+def test_many_texts_at_once_have_the_ids_of_each_alone(make_tokenizer: Make) -> None:
+    tokenizer = make_tokenizer(bos=True, eos=True)
+    texts = [f"{'<s>' * (n % 3)}{n}{'</s>' * (n % 2)}" for n in range(1, 50)]
+    data = load_prompts(texts, tokenizer)
+    assert [prompt.ids for prompt in data.prompts] == [encode_prompt(tokenizer, text) for text in texts]
+
+
 def test_prompt_without_tokens(make_tokenizer: Make) -> None:
     with pytest.raises(DataError, match=r"no tokens at all"):
         load_prompts([{"prompt": user("a")}], make_tokenizer(template="{{ '' }}"))
@@ -206,7 +253,9 @@ def test_template_that_rejects_a_role_or_an_order(make_tokenizer: Make) -> None:
 
 
 def test_options_out_of_range(make_tokenizer: Make) -> None:
-    with pytest.raises(ConfigurationError, match=r"overlong='cut'"):
-        load_prompts(["a"], make_tokenizer(), overlong="cut")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"overlong='trim'.*'drop', 'cut' or 'error'"):
+        load_prompts(["a"], make_tokenizer(), overlong="trim")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"bad_prompts='skip'"):
+        load_prompts(["a"], make_tokenizer(), bad_prompts="skip")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"max_prompt_length=0"):
         load_prompts(["a"], make_tokenizer(), max_prompt_length=0)
