@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import lightning as L
 
+from lit_rlhf.callbacks.clashes import refuse_clashes
+
 if TYPE_CHECKING:
     from lit_rlhf.rollout.batch import RolloutBatch
 
@@ -28,10 +30,24 @@ class RolloutCallback(L.Callback):
     runs_first = False
     """Whether its hooks run before those of other callbacks, wherever it stands in the Trainer's list."""
 
+    runs_last = False
+    """Whether its hooks run after those of the others."""
+
+    sets: tuple[str, ...] = ()
+    """What only one callback of a Trainer may set, such as ``KL coefficient``; a second one is refused."""
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuse another callback that sets the same."""
+        if stage == "fit":
+            refuse_clashes(trainer)
+
     def on_rewards_end(
         self, trainer: L.Trainer, module: L.LightningModule, rollout: RolloutBatch
     ) -> RolloutBatch | None:
-        """Rewards are known, nothing dearer was computed yet: drop, redraw or re-score rows here."""
+        """Rewards are known, nothing dearer was computed yet: drop or re-score rows here.
+
+        Called again, with the new rows alone, where a callback has completions drawn anew.
+        """
 
     def on_rollout_end(
         self, trainer: L.Trainer, module: L.LightningModule, rollout: RolloutBatch

@@ -25,6 +25,7 @@ class StdThresholdMask(RolloutCallback):
         zero_adv_threshold: Largest population standard deviation of a dead group.
     """
 
+    sets = ("std threshold of dead groups",)
     # What the user's own callbacks see and set in on_advantages_end is final.
     runs_first = True
 
@@ -44,13 +45,23 @@ class StdThresholdMask(RolloutCallback):
                 rank_zero_info(f"StdThresholdMask: {type(module).__name__} compares no groups, nothing is masked")
                 self._said = True
             return None
+        zero = torch.zeros((), device=rollout.advantages.device)
+        dead = self.dead_rows(module, rollout)[:, None]
+        return rollout.replace(advantages=torch.where(dead, zero, rollout.advantages))
+
+    def dead_rows(self, module: L.LightningModule, rollout: RolloutBatch) -> torch.Tensor:
+        """Rows of groups that agree, ``(N,)`` bool.
+
+        Args:
+            module: Its decomposition decides whether equal sums of unequal step rewards agree.
+            rollout: With rewards.
+        """
         dead = self._dead(rollout, rollout.rewards)
         if rollout.token_rewards is not None and getattr(module, "decomposition", "sequence") == "return_to_go":
             # Equal sums of unequal steps still tell the tokens apart.
             for step in rollout.token_rewards.unbind(dim=1):
                 dead = dead & self._dead(rollout, step)
-        zero = torch.zeros((), device=rollout.advantages.device)
-        return rollout.replace(advantages=torch.where(dead[:, None], zero, rollout.advantages))
+        return dead
 
     def _dead(self, rollout: RolloutBatch, rewards: torch.Tensor) -> torch.Tensor:
         return dead_groups(rewards, rollout.group_index, rollout.scored_mask, self.zero_adv_threshold)

@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning as L
 
+from lit_rlhf.callbacks.clashes import refuse_clashes
 from lit_rlhf.errors import ConfigurationError
 from lit_rlhf.functional.schedules import warmup_cosine
 
@@ -26,6 +27,8 @@ class WarmupCosine(L.Callback):
         floor: Lowest factor, reached after the last step, in ``[0, 1]``.
         total_steps: Length of the schedule in optimizer steps. By default the whole run: the Trainer's ``max_steps``,
             or ``max_epochs`` times the optimizer steps of an iteration.
+        groups: Names of the parameter groups that it scales, for instance ``[policy]`` while another one scales
+            ``[value]``; all of them by default. Groups that no schedule names keep their rate.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class WarmupCosine(L.Callback):
         warmup_steps: int | None = None,
         floor: float = 0.0,
         total_steps: int | None = None,
+        groups: list[str] | None = None,
     ) -> None:
         for name, value in (("warmup_ratio", warmup_ratio), ("floor", floor)):
             if not 0.0 <= value <= 1.0:
@@ -45,15 +49,40 @@ class WarmupCosine(L.Callback):
         self.warmup_steps = warmup_steps
         self.floor = floor
         self.total_steps = total_steps
+        self.groups = groups
         self._total = 0
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse an endless run before anything is generated."""
-        if stage == "fit" and self.total_steps is None and is_endless(trainer):
+        """Refuse an endless run, and a second schedule of the same rates, before anything is generated."""
+        if stage != "fit":
+            return
+        refuse_clashes(trainer)
+        if self.total_steps is None and is_endless(trainer):
             raise ConfigurationError(
                 "WarmupCosine needs the length of the run: set the Trainer's max_epochs or max_steps, "
                 "or WarmupCosine(total_steps=...)"
             )
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The learning rates that it writes."""
+        return ("learning rate",) if self.groups is None else tuple(f"learning rate/{name}" for name in self.groups)
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuse a scheduler of the module's own, whose rates would be overwritten, and unknown groups."""
+        if trainer.lr_scheduler_configs:
+            scheduler = type(trainer.lr_scheduler_configs[0].scheduler).__name__
+            raise ConfigurationError(
+                f"WarmupCosine and the {scheduler} of {type(pl_module).__name__}.configure_optimizers both set the "
+                "learning rate: keep one of them"
+            )
+        names = [group.get("name") for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        for name in self.groups or []:
+            if name not in names:
+                raise ConfigurationError(
+                    f"WarmupCosine: there is no parameter group {name!r}, {type(pl_module).__name__} has "
+                    f"{', '.join(repr(known) for known in names)}"
+                )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the schedule's length and set the first rate."""
@@ -82,6 +111,8 @@ class WarmupCosine(L.Callback):
         factor = warmup_cosine(trainer.global_step, self._total, min(warmup, self._total), self.floor)
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
+                if self.groups is not None and group.get("name") not in self.groups:
+                    continue
                 group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
 
@@ -106,3 +137,13 @@ def run_length(trainer: L.Trainer) -> int:
     by_epochs = trainer.max_epochs * per_iteration if trainer.max_epochs not in (None, -1) else None
     by_steps = trainer.max_steps if trainer.max_steps != -1 else None
     return min(length for length in (by_epochs, by_steps) if length is not None)
+
+
+def run_iterations(trainer: L.Trainer) -> int:
+    """Rollouts of the whole run.
+
+    Args:
+        trainer: With ``max_steps`` or ``max_epochs`` set, and a RolloutDataModule.
+    """
+    per_iteration: int = trainer.datamodule.optimizer_steps_per_iteration  # type: ignore[attr-defined]
+    return -(-run_length(trainer) // per_iteration)

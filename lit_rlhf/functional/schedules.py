@@ -1,8 +1,12 @@
-"""Learning-rate factors as functions of the optimizer step."""
+"""Learning-rate factors as functions of the optimizer step, and the way from one number to another."""
 
 from __future__ import annotations
 
 import math
+from typing import Literal, get_args
+
+Anneal = Literal["linear", "cosine", "geometric"]
+ANNEALS: tuple[str, ...] = get_args(Anneal)
 
 
 def warmup_cosine(step: int, total_steps: int, warmup_steps: int = 0, floor: float = 0.0) -> float:
@@ -36,3 +40,32 @@ def warmup_cosine(step: int, total_steps: int, warmup_steps: int = 0, floor: flo
         return floor
     progress = (step - warmup_steps) / (total_steps - warmup_steps)
     return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def annealed(start: float, end: float, progress: float, shape: Anneal = "linear") -> float:
+    r"""The number on the way from ``start`` to ``end``.
+
+    .. math::
+        (1-w)\,a + w\,b \quad\text{with } w = p \text{ (linear) or } \tfrac12(1-\cos \pi p) \text{ (cosine)},
+        \qquad a^{1-p}\, b^p \text{ (geometric)}
+
+    Args:
+        start: ``a``; positive for ``geometric``.
+        end: ``b``; positive for ``geometric``.
+        progress: ``p``, cut to [0, 1].
+        shape: ``linear``, ``cosine`` (slow at both ends) or ``geometric`` (equal factors).
+
+    >>> [round(annealed(0.01, 0.16, p / 4, "geometric"), 3) for p in range(5)]
+    [0.01, 0.02, 0.04, 0.08, 0.16]
+    """
+    if shape not in ANNEALS:
+        raise ValueError(f"shape must be one of {', '.join(ANNEALS)}, got {shape!r}")
+    p = min(max(progress, 0.0), 1.0)
+    if p in (0.0, 1.0):
+        return end if p else start
+    if shape == "geometric":
+        if start <= 0 or end <= 0:
+            raise ValueError(f"a geometric way needs positive ends, got {start} and {end}")
+        return start ** (1 - p) * end**p
+    weight = p if shape == "linear" else 0.5 * (1 - math.cos(math.pi * p))
+    return (1 - weight) * start + weight * end

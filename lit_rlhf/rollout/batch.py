@@ -40,6 +40,7 @@ class RolloutBatch:
         outcome_mask: ``(N,)`` bool, rows that were given a reward for the whole completion; ``None``: all scored ones.
         token_rewards: ``(N, T)`` float32 rewards of single tokens, whose sums are part of ``rewards``; ``None`` where
             no reward function gives such.
+        raw_rewards: ``(N,)`` the task reward as it was given, where ``rewards`` was replaced by its standard scores.
         old_log_probs: ``(N, T)`` under the policy that sampled; ``None`` where the ratio is 1 by construction.
         ref_log_probs: ``(N, T)`` under the reference; ``None`` without one.
         advantages: ``(N, T)`` float32, set by the module.
@@ -67,6 +68,7 @@ class RolloutBatch:
     kl_coef: float = 0.0
     outcome_mask: Tensor | None = field(default=None, metadata=_PER_ROW)
     token_rewards: Tensor | None = field(default=None, metadata=_PER_ROW)
+    raw_rewards: Tensor | None = field(default=None, metadata=_PER_ROW)
     old_log_probs: Tensor | None = field(default=None, metadata=_PER_ROW)
     ref_log_probs: Tensor | None = field(default=None, metadata=_PER_ROW)
     advantages: Tensor | None = field(default=None, metadata=_PER_ROW)
@@ -76,6 +78,11 @@ class RolloutBatch:
 
     def __len__(self) -> int:
         return len(self.completion_lengths)
+
+    @property
+    def task_rewards(self) -> Tensor:
+        """``(N,)`` weighted task reward as the functions gave it, for logs."""
+        return self.rewards if self.raw_rewards is None else self.raw_rewards
 
     def replace(self, **changes: Any) -> RolloutBatch:
         """A copy with other fields.
@@ -112,6 +119,35 @@ class RolloutBatch:
                 changes[name] = value[index.to(value.device)]
             elif value is not None:
                 changes[name] = tuple(value[place] for place in places)
+        return replace(self, **changes)
+
+    def join(self, other: RolloutBatch) -> RolloutBatch:
+        """These rows and then those of another batch with the same reward functions; what is not per row stays.
+
+        Args:
+            other: ``M`` rows.
+
+        Returns:
+            ``N + M`` rows, padded to the wider of both. Token rewards that one of them lacks are 0.
+
+        Raises:
+            ValueError: One has another field, for instance advantages, that the other lacks.
+        """
+        changes: dict[str, Any] = {}
+        for name in _ROW_FIELDS:
+            one, two = getattr(self, name), getattr(other, name)
+            if name == "token_rewards" and (one is None) != (two is None):
+                one = torch.zeros_like(self.sampling_log_probs) if one is None else one
+                two = torch.zeros_like(other.sampling_log_probs) if two is None else two
+            if (one is None) != (two is None):
+                raise ValueError(f"only one of the two batches has {name}")
+            if not isinstance(one, Tensor):
+                changes[name] = None if one is None else one + two
+                continue
+            if name in _COMPLETION_FIELDS or name == "prompt_ids":
+                width = max(one.shape[1], two.shape[1])
+                one, two = (_widen(part, width, left=name == "prompt_ids") for part in (one, two))
+            changes[name] = torch.cat([one, two])
         return replace(self, **changes)
 
     def trim(self) -> RolloutBatch:
@@ -192,6 +228,12 @@ _COMPLETION_FIELDS = (
     "values",
     "returns",
 )
+
+
+def _widen(values: Tensor, width: int, left: bool) -> Tensor:
+    """``(N, width)``, padded with zeros on one side."""
+    missing = width - values.shape[1]
+    return torch.nn.functional.pad(values, (missing, 0) if left else (0, missing))
 
 
 def _move(batch: RolloutBatch, device: torch.device | str, options: dict[str, Any]) -> RolloutBatch:

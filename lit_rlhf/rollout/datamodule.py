@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
+from lit_rlhf.data.prompt_datamodule import PromptDataModule
 from lit_rlhf.data.prompts import PromptDataset
+from lit_rlhf.data.source import PromptSource
 from lit_rlhf.engines.base import RolloutEngine, SamplingParams
 from lit_rlhf.engines.transformers import TransformersEngine
 from lit_rlhf.errors import ConfigurationError
@@ -24,10 +25,12 @@ from lit_rlhf.rollout.checks import check_lengths, check_options, check_trainer
 from lit_rlhf.rollout.generation import PhaseTimer
 from lit_rlhf.rollout.loader import micro_batch_loader
 from lit_rlhf.rollout.pipeline import cut_into_steps, make_rollout
-from lit_rlhf.rollout.sampler import RankLocalSampler
+from lit_rlhf.rollout.sampler import PromptSampler, RankLocalSampler
 from lit_rlhf.rollout.sources import load_split
 
 _log = logging.getLogger(__name__)
+
+DEFAULT_MICRO_BATCH_TOKENS = 16_384
 
 # Options of the Trainer that fit overwrites, and gives back.
 _SET_DURING_FIT = (
@@ -41,24 +44,22 @@ if TYPE_CHECKING:
     from lit_rlhf.modules.base import PolicyModule
 
 
-class RolloutDataModule(L.LightningDataModule):
+class RolloutDataModule(PromptDataModule):
     """What to learn from: prompts, sampling, rewards, and how a rollout is cut into optimizer steps.
 
     One Lightning epoch is one **iteration**: a rollout of ``prompts_per_iteration * group_size`` completions, sampled
     in ``train_dataloader`` with the weights of that moment, then ``passes * steps_per_pass`` optimizer steps on it.
 
     Args:
-        train: Prompts to train on: a jsonl, json, csv or parquet file, a Hugging Face dataset folder, or an iterable
-            of dictionaries. Columns other than the prompt reach the reward functions by name.
+        train: Prompts to train on: a jsonl, json, csv, parquet or arrow file, a folder of them or of a Hugging Face
+            dataset, a :class:`~lit_rlhf.data.PromptSource`, or an iterable of dictionaries. Columns other than the
+            prompt reach the reward functions by name.
         val: Held-out prompts for ``validate`` and during ``fit``.
         test: Held-out prompts for ``test`` and ``predict``; ``val`` by default.
         rewards: Reward functions ``f(prompts, completions, completion_ids, **columns) -> list``.
         reward_weights: One weight per reward function; 1 each by default.
         on_reward_error: ``raise`` stops the run when a reward function raises; ``abstain`` leaves the row out.
-        prompt_column: Column with the prompt: text, or a list of chat messages.
-        system_prompt: Put before chat messages that have no system message of their own.
-        max_prompt_length: Longest prompt in tokens.
-        overlong_prompts: ``drop`` longer prompts (counted and said), or ``error``.
+        reward_timeout: Longest time that a call of one reward function may take, in seconds; no limit by default.
         prompts_per_iteration: Prompts of each rollout, over all ranks.
         group_size: Completions sampled for each prompt.
         max_new_tokens: Longest completion in tokens.
@@ -69,8 +70,9 @@ class RolloutDataModule(L.LightningDataModule):
         stop: Strings that end a completion.
         passes: Times that each completion is learned from (inner epochs).
         steps_per_pass: Optimizer steps that share one pass over the rollout.
-        micro_batch_size: Completions per forward and backward; the whole step by default.
-        micro_batch_tokens: Tokens per forward and backward, instead of ``micro_batch_size``.
+        micro_batch_tokens: Tokens per forward and backward at most; 16,384 by default. Memory grows with it, speed
+            hardly once a few thousand tokens run together, and the gradient does not depend on it.
+        micro_batch_size: Completions per forward and backward, instead of ``micro_batch_tokens``.
         engine: Samples the completions; the policy itself by default.
         shuffle: Draw the training prompts in a new random order in each pass over them.
         seed: Of prompts and sampling; that of ``seed_everything`` by default, else 0.
@@ -81,20 +83,18 @@ class RolloutDataModule(L.LightningDataModule):
         verifier: Reward function that decides whether a held-out completion is right; the first of ``rewards`` by
             default.
         verifier_threshold: A completion counts as right from this score on.
+        options: Of :class:`~lit_rlhf.data.PromptDataModule`: how rows become prompts.
     """
 
     def __init__(
         self,
-        train: str | Path | Sequence[Any] | None = None,
-        val: str | Path | Sequence[Any] | None = None,
-        test: str | Path | Sequence[Any] | None = None,
+        train: str | Path | PromptSource | Sequence[Any] | None = None,
+        val: str | Path | PromptSource | Sequence[Any] | None = None,
+        test: str | Path | PromptSource | Sequence[Any] | None = None,
         rewards: list[Callable[..., Any]] | Callable[..., Any] | None = None,
         reward_weights: list[float] | None = None,
         on_reward_error: Literal["raise", "abstain"] = "raise",
-        prompt_column: str = "prompt",
-        system_prompt: str | None = None,
-        max_prompt_length: int | None = None,
-        overlong_prompts: Literal["drop", "error"] = "drop",
+        reward_timeout: float | None = None,
         prompts_per_iteration: int = 64,
         group_size: int = 8,
         max_new_tokens: int = 256,
@@ -105,8 +105,8 @@ class RolloutDataModule(L.LightningDataModule):
         stop: str | list[str] | None = None,
         passes: int = 1,
         steps_per_pass: int = 1,
-        micro_batch_size: int | None = None,
         micro_batch_tokens: int | None = None,
+        micro_batch_size: int | None = None,
         engine: RolloutEngine | None = None,
         shuffle: bool = True,
         seed: int | None = None,
@@ -116,17 +116,13 @@ class RolloutDataModule(L.LightningDataModule):
         val_batch_size: int | None = None,
         verifier: Callable[..., Any] | None = None,
         verifier_threshold: float = 1.0,
+        **options: Any,
     ) -> None:
-        super().__init__()
-        self.sources = {"train": train, "val": val, "test": test if test is not None else val}
+        super().__init__(train, val, test, **options)
         functions = [] if rewards is None else [rewards] if callable(rewards) else list(rewards)
-        self.scorer = RewardScorer(functions, reward_weights, on_error=on_reward_error)
-        self.verifier = RewardScorer([verifier], on_error=on_reward_error) if verifier else None
+        self.scorer = RewardScorer(functions, reward_weights, on_reward_error, reward_timeout)
+        self.verifier = RewardScorer([verifier], None, on_reward_error, reward_timeout) if verifier else None
         self.verifier_threshold = verifier_threshold
-        self.prompt_column = prompt_column
-        self.system_prompt = system_prompt
-        self.max_prompt_length = max_prompt_length
-        self.overlong_prompts = overlong_prompts
         self.prompts_per_iteration = prompts_per_iteration
         self.group_size = group_size
         self.sampling = SamplingParams(
@@ -147,6 +143,7 @@ class RolloutDataModule(L.LightningDataModule):
 
         self.prompts: dict[str, PromptDataset] = {}
         self._prompts_of: str | None = None
+        self.sampler: PromptSampler | None = None
         self.iteration = 0
         self.rollout: RolloutBatch | None = None
         self.timer = PhaseTimer()
@@ -158,6 +155,13 @@ class RolloutDataModule(L.LightningDataModule):
         self._to_draw = 0
         self.micro_batches: int | None = None
         self._trainer_options: dict[str, Any] = {}
+
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens per forward and backward; ``None`` where micro-batches are cut by rows or by number."""
+        if self.micro_batch_size is not None or self.micro_batches is not None:
+            return None
+        return self.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
 
     @property
     def optimizer_steps_per_iteration(self) -> int:
@@ -198,6 +202,9 @@ class RolloutDataModule(L.LightningDataModule):
                 self.prompts[split] = load_split(self, split, module)
         if not any(split in self.prompts for split in needed):
             check_lengths(None, needed[0], 0, None)
+        if stage == "fit":
+            size = len(self.prompts["train"])
+            self.sampler = PromptSampler(size, self.prompts_per_iteration, self.seed, self.shuffle)
         self.sampling = SamplingParams(
             **{
                 **vars(self.sampling),

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from lit_rlhf.engines.base import RolloutEngine, SamplingParams
+from lit_rlhf.engines.decoding import left_pad
 from lit_rlhf.engines.randomness import row_keys
 from lit_rlhf.engines.stopping import completion_text
-from lit_rlhf.engines.transformers import left_pad
 from lit_rlhf.functional.masking import mask_from_lengths
 from lit_rlhf.rollout.batch import RolloutBatch
+from lit_rlhf.strategies import unsharded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,12 +24,13 @@ if TYPE_CHECKING:
     from lit_rlhf.data.prompts import Prompt
     from lit_rlhf.rewards.combine import RewardScorer
 
-TRAIN_STREAM, EVALUATION_STREAM = 0, 1
+# Further draws of an iteration use the numbers after the last.
+TRAIN_STREAM, EVALUATION_STREAM, REDRAW_STREAM = 0, 1, 2
 
 
 @contextlib.contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no gradients; every submodule's mode is afterwards what it was.
+    """Evaluation mode, no gradients, whole weights; every submodule's mode is afterwards what it was.
 
     Not inference mode: its tensors could not be used in the training forward.
 
@@ -38,7 +40,7 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
     modes = {child: child.training for child in module.modules()}
     module.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), unsharded(module):
             yield
     finally:
         for child, mode in modes.items():

@@ -44,6 +44,18 @@ class MicroBatches(Dataset):
         self.micro_batches = micro_batches
         self.ratio_is_one = ratio_is_one
         self.on_draw = on_draw
+        self.tokens_drawn = 0
+        self._last_step = len(plan)
+
+    def skip_after(self, step: int) -> None:
+        """From the next optimizer step on hand out empty micro-batches only; every rank has to do the same.
+
+        They keep their number, so whatever counts micro-batches or optimizer steps goes on as before.
+
+        Args:
+            step: The last with something to learn.
+        """
+        self._last_step = step
 
     def __len__(self) -> int:
         return len(self.plan) * self.micro_batches
@@ -51,13 +63,18 @@ class MicroBatches(Dataset):
     def __getitem__(self, number: int) -> MicroBatch:
         self.on_draw(number)
         step, part = divmod(number, self.micro_batches)
-        parts = self.plan[step]
-        rows = self.rollout.select(parts[part]).trim() if part < len(parts) else self.rollout.blank_row()
+        skipped = step > self._last_step
+        parts = [] if skipped else self.plan[step]
+        if part < len(parts):
+            rows = self.rollout.select(parts[part]).trim()
+            self.tokens_drawn += int(rows.prompt_lengths.sum() + rows.completion_lengths.sum())
+        else:
+            rows = self.rollout.blank_row()
         return MicroBatch(
             rows=rows,
             denominator=self.denominators[step],
             step=step,
-            last_of_step=part + 1 == self.micro_batches,
+            last_of_step=part + 1 == self.micro_batches and not skipped,
             dead_step=self.dead[step],
             ratio_is_one=self.ratio_is_one,
         )

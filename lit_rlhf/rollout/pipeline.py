@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -12,10 +12,9 @@ import torch
 from lit_rlhf.callbacks.rollout import RolloutCallback
 from lit_rlhf.errors import DivergedError, RewardError
 from lit_rlhf.rollout.batch import RolloutBatch
-from lit_rlhf.rollout.generation import evaluation_mode, sample_completions, score_completions
+from lit_rlhf.rollout.generation import TRAIN_STREAM, evaluation_mode, sample_completions, score_completions
 from lit_rlhf.rollout.loader import MicroBatches, share_over_ranks
 from lit_rlhf.rollout.plan import StepPlan, plan_steps
-from lit_rlhf.rollout.sampler import PromptSampler
 
 if TYPE_CHECKING:
     from lit_rlhf.modules.base import PolicyModule
@@ -30,40 +29,70 @@ def make_rollout(data: RolloutDataModule, trainer: L.Trainer, iteration: int) ->
         trainer: Its module scores the rollout, its callbacks may change it.
         iteration: From 0; with the seed it decides prompts and random numbers.
     """
-    assert data.seed is not None
     module: PolicyModule = trainer.lightning_module  # type: ignore[assignment]
-    source = data.prompts["train"]
-    drawn = PromptSampler(len(source), data.prompts_per_iteration, data.seed, data.shuffle).draw(iteration)
-    data.drawn_prompts = len(drawn)
+    assert data.sampler is not None
+    drawn = data.sampler.draw(iteration)
+    data.drawn_prompts, data.sampled_tokens = len(drawn), 0
+    data.scorer.extra_means.clear()  # what validation left
     # Group numbers are those of the iteration, the same on any number of ranks.
     mine = range(trainer.global_rank, len(drawn), trainer.world_size)
-    prompts = [source[drawn[number]] for number in mine]
-    assert module.policy is not None
     # The precision of the training forward; Lightning sets it for the steps only.
     with evaluation_mode(module), trainer.precision_plugin.forward_context():
-        with data.timer("generation"):
-            rollout = sample_completions(
-                module.policy,
-                data.engine,
-                module.tokenizer,
-                prompts,
-                list(mine),
-                data.group_size,
-                data.sampling,
-                data.seed,
-                iteration,
-            )
-        _check_finite(rollout, trainer, iteration)
-        data.sampled_tokens = int(rollout.completion_lengths.sum())
-        with data.timer("rewards"), all_ranks_or_none(trainer):
-            rollout = score_completions(rollout, prompts, data.scorer)
-        rollout = _call_hooks("on_rewards_end", trainer, rollout)
+        rollout = draw_groups(data, trainer, iteration, [drawn[number] for number in mine], list(mine))
+        rollout = _call_hooks("on_rewards_end", trainer, rollout, last=True)
         with data.timer("reference"):
-            parts = [part for step in _plan(data, rollout, passes=1) for part in step]
+            parts = [part for step in _plan(data, module, rollout, passes=1) for part in step]
             rollout = module.score_rollout(rollout, parts, data.optimizer_steps_per_iteration == 1)
         rollout = _call_hooks("on_rollout_end", trainer, rollout)
         rollout = module.compute_advantages(rollout)
         return _call_hooks("on_advantages_end", trainer, rollout)
+
+
+def draw_groups(
+    data: RolloutDataModule,
+    trainer: L.Trainer,
+    iteration: int,
+    places: Sequence[int],
+    group_index: Sequence[int],
+    stream: int = TRAIN_STREAM,
+) -> RolloutBatch:
+    """Sample and score completions of prompts; ``on_rewards_end`` of all callbacks but those that run last is done.
+
+    Every rank has to take part, if only with no prompt. Inside the rollout hooks the policy is in evaluation mode.
+
+    Args:
+        data: Prompts, engine, sampling and rewards.
+        trainer: Its module samples, its callbacks may change the rewards.
+        iteration: From 0.
+        places: Of this rank's ``B`` prompts in the training data.
+        group_index: ``B`` numbers below the iteration's number of prompts, unique over ranks.
+        stream: Of random numbers; a further draw of an iteration needs one of its own.
+
+    Returns:
+        ``B * G`` rows, or what the callbacks leave of them.
+    """
+    module: PolicyModule = trainer.lightning_module  # type: ignore[assignment]
+    assert data.seed is not None
+    assert module.policy is not None
+    prompts = [data.prompts["train"][place] for place in places]
+    with data.timer("generation"):
+        rollout = sample_completions(
+            module.policy,
+            data.engine,
+            module.tokenizer,
+            prompts,
+            group_index,
+            data.group_size,
+            data.sampling,
+            data.seed,
+            iteration,
+            stream,
+        )
+    _check_finite(rollout, trainer, iteration)
+    data.sampled_tokens += int(rollout.completion_lengths.sum())
+    with data.timer("rewards"), all_ranks_or_none(trainer):
+        rollout = score_completions(rollout, prompts, data.scorer)
+    return _call_hooks("on_rewards_end", trainer, rollout, last=False)
 
 
 def cut_into_steps(
@@ -78,13 +107,13 @@ def cut_into_steps(
         on_draw: Called as each micro-batch is drawn.
     """
     module: PolicyModule = trainer.lightning_module  # type: ignore[assignment]
-    plan = _plan(data, rollout, data.passes)
     live = module.live_rows(rollout)
     denominators, live_rows = [], []
-    for step in plan:
-        rows = [row for part in step for row in part]
+    for (rows,) in _whole_steps(data, rollout):
         denominators.append(module.loss_denominator(rollout.select(rows), data.sampling.max_new_tokens))
         live_rows.append(int(live[rows].sum()) if rows else 0)
+    # Rows with nothing to teach count in the denominators, but changing nothing they need no forward pass.
+    plan = _plan(data, module, rollout, data.passes, live.tolist())
     shared = share_over_ranks(
         plan,
         torch.tensor(denominators, dtype=torch.float64, device=module.device),
@@ -94,22 +123,43 @@ def cut_into_steps(
     return MicroBatches(rollout, plan, *shared, ratio_is_one=len(plan) == 1, on_draw=on_draw)
 
 
-def _plan(data: RolloutDataModule, rollout: RolloutBatch, passes: int) -> list[StepPlan]:
+def _plan(
+    data: RolloutDataModule,
+    module: PolicyModule,
+    rollout: RolloutBatch,
+    passes: int,
+    keep: list[bool] | None = None,
+) -> list[StepPlan]:
     return plan_steps(
         rollout,
-        num_groups=data.drawn_prompts,
+        **_assignment(data),
         passes=passes,
-        steps_per_pass=data.steps_per_pass,
         micro_batch_size=data.micro_batch_size,
-        micro_batch_tokens=data.micro_batch_tokens,
+        micro_batch_tokens=data.token_limit,
         micro_batches=data.micro_batches,
-        seed=(data.seed or 0, data.iteration),
+        shared_prompts=module.shares_prompts,
+        keep=keep,
     )
 
 
-def _call_hooks(hook: str, trainer: L.Trainer, rollout: RolloutBatch) -> RolloutBatch:
+def _whole_steps(data: RolloutDataModule, rollout: RolloutBatch) -> list[StepPlan]:
+    """The same optimizer steps with all of their rows in one part."""
+    steps = plan_steps(rollout, **_assignment(data), passes=data.passes)
+    return [step or [[]] for step in steps]
+
+
+def _assignment(data: RolloutDataModule) -> dict[str, Any]:
+    """What decides which step a row falls into."""
+    seed = (data.seed or 0, data.iteration)
+    return {"num_groups": data.drawn_prompts, "steps_per_pass": data.steps_per_pass, "seed": seed}
+
+
+def _call_hooks(hook: str, trainer: L.Trainer, rollout: RolloutBatch, last: bool | None = None) -> RolloutBatch:
+    """Of all callbacks, or only of those that do (or do not) run last."""
     callbacks = [c for c in trainer.callbacks if isinstance(c, RolloutCallback)]  # type: ignore[attr-defined]
-    for callback in sorted(callbacks, key=lambda c: not c.runs_first):
+    for callback in sorted(callbacks, key=lambda c: (c.runs_last, not c.runs_first)):
+        if last is not None and callback.runs_last != last:
+            continue
         changed = getattr(callback, hook)(trainer, trainer.lightning_module, rollout)
         rollout = rollout if changed is None else changed
     return rollout
