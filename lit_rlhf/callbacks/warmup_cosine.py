@@ -51,11 +51,13 @@ class WarmupCosine(L.Callback):
         self.total_steps = total_steps
         self.groups = groups
         self._total = 0
+        self._peaks: dict[str, float] = {}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Refuse an endless run, and a second schedule of the same rates, before anything is generated."""
         if stage != "fit":
             return
+        self._peaks = {}  # of a run of its own; a resumed one gets its checkpoint's
         refuse_clashes(trainer)
         if self.total_steps is None and is_endless(trainer):
             raise ConfigurationError(
@@ -87,9 +89,11 @@ class WarmupCosine(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the schedule's length and set the first rate."""
         self._total = self.total_steps or run_length(trainer)
-        for group in trainer.optimizers[0].param_groups:
+        for place, group in enumerate(trainer.optimizers[0].param_groups):
             configured = getattr(pl_module, "lr", None)
-            initial = group.setdefault("initial_lr", group["lr"])
+            # Not every strategy brings the optimizer's own note back from a checkpoint.
+            initial = self._peaks.setdefault(_key(place, group), group.get("initial_lr", group["lr"]))
+            group["initial_lr"] = initial
             if group.get("name") == "policy" and configured is not None and initial != configured:
                 _log.warning(
                     "lr: the checkpoint's %g is kept; the configured %g is not used on resume", initial, configured
@@ -106,6 +110,19 @@ class WarmupCosine(L.Callback):
         """Set the coming step's rate."""
         self._write(trainer)
 
+    @property
+    def state_key(self) -> str:
+        """One name per set of groups: two of these callbacks may share a Trainer."""
+        return self._generate_state_key(groups=self.groups)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rates that the schedule scales, by parameter group."""
+        return {"peaks": dict(self._peaks)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with them."""
+        self._peaks = dict(state_dict.get("peaks", {}))
+
     def _write(self, trainer: L.Trainer) -> None:
         warmup = self.warmup_steps if self.warmup_steps is not None else round(self.warmup_ratio * self._total)
         factor = warmup_cosine(trainer.global_step, self._total, min(warmup, self._total), self.floor)
@@ -114,6 +131,10 @@ class WarmupCosine(L.Callback):
                 if self.groups is not None and group.get("name") not in self.groups:
                     continue
                 group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+
+
+def _key(place: int, group: dict[str, Any]) -> str:
+    return str(group.get("name", place))
 
 
 def is_endless(trainer: L.Trainer) -> bool:

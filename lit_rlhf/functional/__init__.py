@@ -9,14 +9,17 @@ from lit_rlhf.functional.critic import (
     explained_variance,
 )
 from lit_rlhf.functional.gae import gae_advantages, masked_moments, place_outcome, reward_to_go, standardize
-from lit_rlhf.functional.kl import adaptive_kl_coef, kl_k1, kl_k2, kl_k3, kl_k3_ratio
+from lit_rlhf.functional.importance import sampling_weights, top_entropy_threshold
+from lit_rlhf.functional.kl import adaptive_kl_coef, kl_k1, kl_k2, kl_k3, kl_k3_ratio, kl_loss
 from lit_rlhf.functional.log_probs import entropy, token_log_probs
 from lit_rlhf.functional.losses import (
     aggregate,
     clipped_policy_loss,
     clipped_tokens,
+    clipped_weight_loss,
     importance_ratio,
     loss_denominator,
+    sequence_ratio,
 )
 from lit_rlhf.functional.masking import (
     lengths_to_first_eos,
@@ -27,16 +30,19 @@ from lit_rlhf.functional.masking import (
 )
 from lit_rlhf.functional.pass_at_k import pass_at_k
 from lit_rlhf.functional.preference import bradley_terry_loss
-from lit_rlhf.functional.schedules import warmup_cosine
+from lit_rlhf.functional.schedules import annealed, warmup_cosine
+from lit_rlhf.functional.vocabulary import hidden_log_probs
 
 __all__ = [
     "adaptive_kl_coef",
     "aggregate",
+    "annealed",
     "bradley_terry_loss",
     "clipped_policy_loss",
     "clipped_tokens",
     "clipped_value_loss",
     "clipped_values",
+    "clipped_weight_loss",
     "critic_error",
     "critic_moments",
     "dead_groups",
@@ -45,11 +51,13 @@ __all__ = [
     "gae_advantages",
     "group_advantages",
     "group_std",
+    "hidden_log_probs",
     "importance_ratio",
     "kl_k1",
     "kl_k2",
     "kl_k3",
     "kl_k3_ratio",
+    "kl_loss",
     "lengths_to_first_eos",
     "loss_denominator",
     "mask_from_lengths",
@@ -61,7 +69,10 @@ __all__ = [
     "position_ids",
     "return_to_go_advantages",
     "reward_to_go",
+    "sampling_weights",
+    "sequence_ratio",
     "standardize",
     "token_log_probs",
+    "top_entropy_threshold",
     "warmup_cosine",
 ]

@@ -113,7 +113,8 @@ def capped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     scores = softcap * torch.tanh((query @ key.transpose(-1, -2)).float() * (scaling / softcap))
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1).to(query.dtype)
+    # Finite: a padding token that sees nothing would be NaN, and reach other tokens as 0 * NaN.
+    weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1).to(query.dtype)
     return weights @ value
 
 

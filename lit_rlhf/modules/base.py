@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,18 +11,21 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.callbacks.completion_writer import CompletionWriter
+from lit_rlhf.callbacks.distributions import Distributions
+from lit_rlhf.callbacks.health_monitor import HealthMonitor
 from lit_rlhf.callbacks.run_summary import RunSummary
 from lit_rlhf.callbacks.std_threshold_mask import StdThresholdMask
+from lit_rlhf.callbacks.throughput import Throughput
 from lit_rlhf.errors import ConfigurationError, DivergedError, check_number
 from lit_rlhf.functional.losses import AGGREGATIONS, Aggregation, loss_denominator
 from lit_rlhf.metrics.iteration import IterationMetrics
+from lit_rlhf.models.forward import EntropyMode, completion_outputs
 from lit_rlhf.modules.policy_loss import POLICY_MEANS, KLPlacement, PolicyLoss
-from lit_rlhf.modules.rollout_log import ROLLOUT_MEANS
+from lit_rlhf.modules.rollout_log import ROLLOUT_MAXIMA, ROLLOUT_MEANS, ROLLOUT_MINIMA, add_rollout, with_reward_std
 from lit_rlhf.modules.scored_policy import ScoredPolicy
-from lit_rlhf.modules.scoring import forward_rows
 
 if TYPE_CHECKING:
-    from lit_rlhf.models.forward import CompletionOutputs
+    from lit_rlhf.models.completions import CompletionOutputs
     from lit_rlhf.rollout.batch import MicroBatch, RolloutBatch
 
 
@@ -75,7 +77,7 @@ class PolicyModule(ScoredPolicy):
         self._step_is_dead = False
         self._stop_asked = False
         self._rates: dict[str, float] = {}
-        self._iteration_values: dict[str, float] = {}
+        self.iteration_values: dict[str, float] = {}
 
     def setup(self, stage: str) -> None:
         """Meet the DataModule and prepare the metrics."""
@@ -86,7 +88,7 @@ class PolicyModule(ScoredPolicy):
         self.setup_evaluation(data, stage)
         means = (*ROLLOUT_MEANS, *POLICY_MEANS, *self.mean_names, *(f"reward/{name}" for name in data.scorer.names))
         self.iteration_metrics = IterationMetrics(
-            means, ["sampling/log_prob_gap", "policy/first_step_ratio_gap", "completion/max_length"]
+            means, ["sampling/log_prob_gap", "policy/first_step_ratio_gap", *ROLLOUT_MAXIMA], ROLLOUT_MINIMA
         )
 
     def on_fit_start(self) -> None:
@@ -160,8 +162,6 @@ class PolicyModule(ScoredPolicy):
         """One micro-batch: its sum over the step's denominator, scaled back for accumulation and ranks."""
         assert self.policy is not None
         self._step_is_dead = batch.dead_step
-        if batch_idx == 0:
-            self.rollout_log.training_started = time.perf_counter()
         outputs = self.forward_train(batch.rows)
         if batch.step == 0:
             self._measure_gap(outputs.log_probs.detach(), batch)
@@ -177,7 +177,12 @@ class PolicyModule(ScoredPolicy):
             rows: Of a micro-batch.
         """
         assert self.policy is not None
-        return forward_rows(self.policy, rows, entropy="train" if self.entropy_coef > 0 else "detached")
+        return completion_outputs(self.policy, rows, rows.temperature, self.entropy_mode)
+
+    @property
+    def entropy_mode(self) -> EntropyMode:
+        """Entropy is always logged; it needs a graph where it is part of the loss."""
+        return "train" if self.entropy_coef > 0 else "detached"
 
     def on_train_batch_end(self, outputs: Any, batch: MicroBatch, batch_idx: int) -> None:
         """Close the iteration with its last micro-batch; a stop that is asked for earlier waits for that."""
@@ -187,8 +192,7 @@ class PolicyModule(ScoredPolicy):
             self._stop_asked = self._stop_asked or self.trainer.should_stop
             self.trainer.should_stop = False
             return
-        self.rollout_log.training_ended = time.perf_counter()
-        self._iteration_values = self._close_iteration()
+        self.iteration_values = self._close_iteration()
         self.trainer.should_stop = self.trainer.should_stop or self._stop_asked
         self._stop_asked = False
 
@@ -207,11 +211,15 @@ class PolicyModule(ScoredPolicy):
     def _measure_gap(self, log_probs: Tensor, batch: MicroBatch) -> None:
         """Before the first step the ratio is 1: against the engine's log-probs and against the old ones."""
         rows = batch.rows
+        if not bool(rows.completion_mask.any()):
+            return  # nothing was compared
         old = log_probs if batch.ratio_is_one or rows.old_log_probs is None else rows.old_log_probs
-        zero = log_probs.new_zeros(())
-        gap = torch.where(rows.completion_mask, (log_probs - rows.sampling_log_probs).abs(), zero).max()
-        ratio_gap = torch.where(rows.completion_mask, ((log_probs - old).exp() - 1).abs(), zero).max()
-        self.iteration_metrics.update({}, {"sampling/log_prob_gap": gap, "policy/first_step_ratio_gap": ratio_gap})
+        gaps = {
+            "sampling/log_prob_gap": (log_probs - rows.sampling_log_probs).abs()[rows.completion_mask],
+            "policy/first_step_ratio_gap": ((log_probs - old).exp() - 1).abs()[rows.completion_mask],
+        }
+        means = {f"{name}_mean": (gap.sum(), gap.numel()) for name, gap in gaps.items()}
+        self.iteration_metrics.update(means, {name: gap.max() for name, gap in gaps.items()})
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """A step in which nothing can be learned moves nothing: zero gradients would still carry AdamW's momentum."""
@@ -240,20 +248,20 @@ class PolicyModule(ScoredPolicy):
     # Callbacks, logs and checkpoints
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Schedule, export, std-threshold mask, summary and writer of predictions, unless the Trainer has them."""
+        """What every run wants, unless the Trainer has one of its own."""
         return super().configure_callbacks() + self.unless_present(
-            [StdThresholdMask(), RunSummary(), CompletionWriter()]
+            [StdThresholdMask(), HealthMonitor(), Distributions(), Throughput(), RunSummary(), CompletionWriter()]
         )
 
     def _close_iteration(self) -> dict[str, float]:
         """Quantities of the iteration, reduced once over micro-batches and ranks."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
-        self.rollout_log.add_rollout(self.iteration_metrics, data.rollout)
-        values = self.iteration_metrics.compute()
+        add_rollout(self.iteration_metrics, data.rollout)
+        values = with_reward_std(self.iteration_metrics.compute())
         self.iteration_metrics.reset()
         self.log_prob_gap = values.get("sampling/log_prob_gap", self.log_prob_gap)
-        values.update(self.rollout_log.phases(data, self.trainer))
         values.update(self.extra_metrics())
+        values.update({f"reward/{name}": mean for name, mean in data.scorer.extra_means.take().items()})
         values["kl/coef"] = data.rollout.kl_coef
         values.update(self._rates)
         values["step"] = self.trainer.global_step  # the x-axis: optimizer steps done
@@ -261,7 +269,7 @@ class PolicyModule(ScoredPolicy):
 
     def on_train_epoch_end(self) -> None:
         """Log the iteration."""
-        values, self._iteration_values = self._iteration_values, {}
+        values, self.iteration_values = self.iteration_values, {}
         for name, value in values.items():
             self.log(name, value, prog_bar=name in ("reward", "kl", "loss"))
         if self._skipped_in_a_row >= self.max_skipped_steps:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from lit_rlhf.errors import check_number
-from lit_rlhf.functional.kl import kl_k3_ratio
+from lit_rlhf.functional.kl import kl_k3, kl_k3_ratio
 from lit_rlhf.functional.losses import clipped_policy_loss, clipped_tokens, importance_ratio
 from lit_rlhf.modules.scoring import masked_total
 
 if TYPE_CHECKING:
-    from lit_rlhf.models.forward import CompletionOutputs
+    from lit_rlhf.models.completions import CompletionOutputs
     from lit_rlhf.rollout.batch import MicroBatch
 
 KLPlacement = Literal["reward", "loss"]
@@ -24,6 +24,7 @@ POLICY_MEANS = (
     "policy/entropy",
     "policy/clip_fraction",
     "policy/ratio",
+    "policy/old_kl",
     "policy/advantage_abs",
 )
 
@@ -78,5 +79,6 @@ class PolicyLoss:
             "policy/entropy": masked_total(outputs.entropy, mask),
             "policy/clip_fraction": masked_total(clipped.float(), mask),
             "policy/ratio": masked_total(ratio, mask),
+            "policy/old_kl": masked_total(kl_k3(old, log_probs.detach()), mask),
             "policy/advantage_abs": masked_total(rows.advantages.abs(), mask),
         }

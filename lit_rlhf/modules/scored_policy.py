@@ -16,6 +16,7 @@ from lit_rlhf.modules.evaluation import HeldOutEvaluation
 from lit_rlhf.modules.policy_loss import KLPlacement
 from lit_rlhf.modules.pretrained import DTYPES
 from lit_rlhf.modules.scoring import by_parts
+from lit_rlhf.strategies import saves_shards
 
 if TYPE_CHECKING:
     from lit_rlhf.rollout.batch import RolloutBatch
@@ -119,7 +120,7 @@ class ScoredPolicy(HeldOutEvaluation):
                 "ModelCheckpoint(every_n_epochs=1), without every_n_train_steps, train_time_interval, "
                 "val_check_interval or OnExceptionCheckpoint"
             )
-        if self.lora_rank:
+        if self.lora_rank and not saves_shards(self._trainer):
             # The frozen base is loaded from where it came from.
             frozen = {f"policy.{name}" for name, p in self.policy.named_parameters() if not p.requires_grad}  # type: ignore[union-attr]
             state = checkpoint["state_dict"]

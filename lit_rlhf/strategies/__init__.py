@@ -1,5 +1,5 @@
 """What differs between Lightning's strategies: the only place that knows FSDP2 from DDP from a single device."""
 
-from lit_rlhf.strategies.fsdp2 import run_inside, shard_module, unsharded, whole, whole_state_dict
+from lit_rlhf.strategies.fsdp2 import run_inside, saves_shards, shard_module, unsharded, whole, whole_state_dict
 
-__all__ = ["run_inside", "shard_module", "unsharded", "whole", "whole_state_dict"]
+__all__ = ["run_inside", "saves_shards", "shard_module", "unsharded", "whole", "whole_state_dict"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    import lightning as L
     from torch.distributed.device_mesh import DeviceMesh
 
 Result = TypeVar("Result")
@@ -69,6 +70,15 @@ def whole(value: Tensor) -> Tensor:
         value: Sharded or not.
     """
     return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def saves_shards(trainer: L.Trainer | None) -> bool:
+    """Whether checkpoints are folders of shards, which have to hold every weight to be loaded again.
+
+    Args:
+        trainer: If there is one.
+    """
+    return bool(getattr(getattr(trainer, "strategy", None), "_save_distributed_checkpoint", False))
 
 
 def whole_state_dict(model: nn.Module) -> dict[str, Tensor] | None:

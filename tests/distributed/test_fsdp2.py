@@ -1,0 +1,66 @@
+"""FSDP2 over two gloo processes does what one process does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.distributed import fsdp2_worker
+from tests.distributed.fsdp2_worker import SCENARIOS
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture(scope="module")
+def sharded_runs(policy_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every scenario on two processes, in one go: starting them takes longest."""
+    folder = tmp_path_factory.mktemp("fsdp2")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [fsdp2_worker.__file__, policy_dir, str(folder), json.dumps(list(SCENARIOS))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return folder
+
+
+@pytest.fixture(params=SCENARIOS)
+def runs(request: Any, sharded_runs: Path, policy_dir: str, tmp_path: Path) -> tuple[str, dict, dict, Path, Path]:
+    """Name, results of one and of two processes, and the folders of both."""
+    single = fsdp2_worker.fit(request.param, policy_dir, tmp_path / "single", devices=1)
+    sharded = torch.load(sharded_runs / f"{request.param}.pt", weights_only=True)
+    return request.param, single, sharded, tmp_path / "single", sharded_runs / request.param
+
+
+def test_two_ranks_do_what_one_does(runs):
+    _, single, sharded, alone, together = runs
+    whole = sharded["whole"]
+    assert whole["shares_prompts"]
+    assert len(whole["gradients"]) == len(single["gradients"])
+    first = single["gradients"][0]
+    assert first.norm() > 0
+    assert (whole["gradients"][0] - first).norm() <= 1e-5 * first.norm()
+    assert (whole["weights"] - single["weights"]).abs().max() <= 1e-5
+    for name, value in single["metrics"].items():
+        assert whole["metrics"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+
+    # The first rank has the first, third and fifth prompt.
+    rows = [row for start in (0, 8, 16) for row in range(start, start + 4)]
+    width = min(len(whole["tokens"][0]), len(single["tokens"][0]))
+    assert [row[:width] for row in whole["tokens"]] == [single["tokens"][row][:width] for row in rows]
+
+    # Exported for plain transformers.
+    from transformers import AutoModelForCausalLM
+
+    one, two = (AutoModelForCausalLM.from_pretrained(folder / "policy").state_dict() for folder in (alone, together))
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=0, atol=1e-5)
+
+    # Stopped and resumed.
+    resumed = sharded["resumed"]
+    assert (resumed["weights"] == whole["weights"]).all()
+    assert resumed["tokens"] == whole["tokens"]
