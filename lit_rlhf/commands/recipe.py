@@ -63,5 +63,8 @@ class _ReadingCLI(LitRLHFCLI):
         built: Any = self.parser.instantiate(self.config).fit
         self.model, self.datamodule = built.model, built.data
 
+    def after_instantiate_classes(self) -> None:
+        """There is no Trainer, so there are no folders and checkpoints to look at."""
+
     def _run_subcommand(self, subcommand: str) -> None:
         pass

@@ -12,12 +12,14 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 
 from lit_rlhf.callbacks.export_policy import ExportPolicy
+from lit_rlhf.callbacks.resume_guard import ResumeGuard
 from lit_rlhf.callbacks.warmup_cosine import WarmupCosine
+from lit_rlhf.checkpointing import atomic_folder
 from lit_rlhf.errors import ConfigurationError, check_number
 from lit_rlhf.models.forward import prepare_for_passes
 from lit_rlhf.models.layouts import base_of
 from lit_rlhf.models.loading import load_config, load_tokenizer
-from lit_rlhf.strategies import shard_module, whole, whole_state_dict
+from lit_rlhf.strategies import check_mesh, shard_module, whole, whole_state_dict
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -96,8 +98,11 @@ class PretrainedModule(L.LightningModule):
 
     def configure_model(self) -> None:
         """Build the models, once, and shard them where the strategy does."""
+        sharded = isinstance(getattr(self._trainer, "strategy", None), ModelParallelStrategy)
+        if sharded:
+            check_mesh(self.trainer)
         self.build_models()
-        if isinstance(getattr(self._trainer, "strategy", None), ModelParallelStrategy):
+        if sharded:
             assert self.device_mesh is not None
             for model in self.models():
                 prepare_for_passes(model)  # while its weights are whole
@@ -122,7 +127,7 @@ class PretrainedModule(L.LightningModule):
         )
 
     def _may_fuse(self) -> bool:
-        """A fused optimizer unscales gradients itself, too late to clip them; Lightning refuses to clip values for it."""
+        """A fused optimizer unscales gradients itself, too late to clip them; Lightning clips no values for it."""
         trainer = self._trainer
         scales = getattr(getattr(trainer, "precision_plugin", None), "scaler", None) is not None
         return trainer is not None and not scales and trainer.gradient_clip_algorithm != "value"
@@ -154,8 +159,8 @@ class PretrainedModule(L.LightningModule):
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Warm-up/cosine and the export at the end of fit, unless the Trainer already has such a callback."""
-        return self.unless_present([WarmupCosine(warmup_ratio=self.warmup_ratio), ExportPolicy()])
+        """Warm-up/cosine, the export at the end of fit and the guard of checkpoints, unless the Trainer has its own."""
+        return self.unless_present([WarmupCosine(warmup_ratio=self.warmup_ratio), ExportPolicy(), ResumeGuard()])
 
     def unless_present(self, defaults: Sequence[L.Callback]) -> list[L.Callback]:
         """Those of the default callbacks whose like the Trainer does not have.
@@ -186,7 +191,8 @@ class PretrainedModule(L.LightningModule):
             raise ConfigurationError("save_pretrained: the model is not built yet; call fit or configure_model first")
         state = whole_state_dict(base_of(self.trained_model))
         if self.global_rank == 0:
-            self.write_pretrained(Path(directory), state)
+            with atomic_folder(directory) as folder:
+                self.write_pretrained(folder, state)
         return Path(directory)
 
     def write_pretrained(self, folder: Path, state: dict[str, Tensor] | None) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_rlhf.errors import ConfigurationError
+from lit_rlhf.errors import ConfigurationError, check_number
+from lit_rlhf.rewards.calling import evaluate_rewards
 from lit_rlhf.rewards.contract import RewardValues
-from lit_rlhf.rewards.protocol import OnError, check_signature, evaluate_reward, reward_name
+from lit_rlhf.rewards.extras import ExtraMeans, extras_tensor
+from lit_rlhf.rewards.protocol import OnError, check_signature, reward_name
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class RewardScores:
         outcome_mask: (N,) bool, whether at least one function gave a number for the whole completion.
         token_rewards: (N, T) float32, weighted rewards of single tokens, whose sums are part of ``total``; ``None``
             where no function gives such.
+        extras: (N, E) float32, further numbers that functions returned for the log; NaN where there is none.
+        extra_names: E names, ``<function>/<value>``.
     """
 
     components: Tensor
@@ -35,6 +39,8 @@ class RewardScores:
     scored_mask: Tensor
     outcome_mask: Tensor
     token_rewards: Tensor | None = None
+    extras: Tensor | None = None
+    extra_names: tuple[str, ...] = ()
 
 
 class RewardScorer:
@@ -43,7 +49,8 @@ class RewardScorer:
     Args:
         functions: F reward functions, at least one.
         weights: F finite numbers; 1 each where left out.
-        on_error: What an exception in a function does, see :func:`lit_rlhf.rewards.call_reward`.
+        on_error: What an exception in a function does, see :class:`~lit_rlhf.rewards.calling.RewardCall`.
+        timeout_seconds: Longest time that a call of one function may take, in seconds; ``None`` for none.
 
     Raises:
         ConfigurationError: No function, an entry that cannot be called, or weights that do not fit.
@@ -59,6 +66,7 @@ class RewardScorer:
         functions: Sequence[Callable[..., Any]],
         weights: Sequence[float] | None = None,
         on_error: OnError = "raise",
+        timeout_seconds: float | None = None,
     ) -> None:
         if callable(functions):
             functions = [functions]
@@ -74,6 +82,7 @@ class RewardScorer:
                 raise ConfigurationError(f"Reward function {position} is the class {fn.__name__}; give an instance.")
         if on_error not in ("raise", "abstain"):
             raise ConfigurationError(f"on_error must be 'raise' or 'abstain', got {on_error!r}.")
+        check_number("reward_timeout", timeout_seconds, above=0)
         weights = [1.0] * len(functions) if weights is None else list(weights)
         if len(weights) != len(functions):
             raise ConfigurationError(f"{len(functions)} reward functions, but {len(weights)} reward weights.")
@@ -83,7 +92,9 @@ class RewardScorer:
         self.functions = functions
         self.weights = tuple(float(weight) for weight in weights)
         self.on_error: OnError = on_error
+        self.timeout_seconds = timeout_seconds
         self.names = _unique([reward_name(fn) for fn in functions])
+        self.extra_means = ExtraMeans()
 
     def check(self, columns: Sequence[str]) -> None:
         """Check that a dataset with these columns has what every function asks for. Nothing is called.
@@ -112,17 +123,15 @@ class RewardScorer:
         Raises:
             RewardError: A function raised or broke the contract, see :func:`lit_rlhf.rewards.call_reward`.
         """
-        values = [
-            evaluate_reward(
-                fn,
-                prompts=prompts,
-                completions=completions,
-                completion_ids=completion_ids,
-                columns=columns,
-                on_error=self.on_error,
-            )
-            for fn in self.functions
-        ]
+        values = evaluate_rewards(
+            self.functions,
+            prompts=prompts,
+            completions=completions,
+            completion_ids=completion_ids,
+            columns=columns,
+            on_error=self.on_error,
+            timeout_seconds=self.timeout_seconds,
+        )
         components = torch.stack([value.tensor() for value in values], dim=1)
         given = ~components.isnan()
         weights = torch.tensor(self.weights, dtype=torch.float64)
@@ -130,7 +139,22 @@ class RewardScorer:
         by_token = torch.tensor([[row is not None for row in value.per_token] for value in values]).T
         outcome_mask = (given & ~by_token).any(dim=1)
         tokens = self._token_rewards(values, completion_ids) if bool(by_token.any()) else None
-        return RewardScores(components, self.names, total, given.any(dim=1), outcome_mask, tokens)
+        extras = {
+            f"{name}/{key}": extra
+            for name, value in zip(self.names, values, strict=True)
+            for key, extra in value.extras.items()
+        }
+        self.extra_means.add(extras)
+        return RewardScores(
+            components,
+            self.names,
+            total,
+            given.any(dim=1),
+            outcome_mask,
+            tokens,
+            extras_tensor(extras, len(completions)),
+            tuple(extras),
+        )
 
     def _token_rewards(self, values: Sequence[RewardValues], completion_ids: Sequence[Sequence[int]]) -> Tensor:
         width = max(1, *(len(ids) for ids in completion_ids))

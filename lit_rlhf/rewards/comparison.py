@@ -79,7 +79,15 @@ def _numbers_equal(gold: Reading, answer: Reading) -> bool:
 
 def _lists_equal(gold: Reading, answer: Reading, formulas_equal: FormulasEqual) -> bool:
     ours, theirs = gold.items, answer.items
-    if len(ours) != len(theirs) or len(ours) > _MAX_ITEMS:
+    if max(len(ours), len(theirs)) > _MAX_ITEMS:
+        return False
+    if gold.brackets == answer.brackets == "{}":  # what a set names twice it still holds once
+        return all(
+            any(equal(one, other, formulas_equal) for other in right)
+            for left, right in ((ours, theirs), (theirs, ours))
+            for one in left
+        )
+    if len(ours) != len(theirs):
         return False
     if {gold.brackets, answer.brackets} <= {"", "{}"}:
         left = list(theirs)

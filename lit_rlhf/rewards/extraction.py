@@ -14,7 +14,7 @@ from typing import NamedTuple
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _BARE_BOX = re.compile(r"[ \t]*([-−]?\d[\d.,]*|[-−]?\\[dt]?frac(?:\d\d|\{[^{}]*\}\{[^{}]*\}))")
 _BOX_CHARACTERS = 4000  # a box that does not close within this many characters is not an answer
-_BOX_TRIES = 100
+_TRIES = 100  # marks that nothing follows are passed over this many times
 _HASHES = re.compile(r"(?<!#)####(?!#)")
 _HEADING = re.compile(r"\W*(?:the\s+)?(?:final\s+)?answer\W*", re.IGNORECASE)
 _TAG = re.compile(r"<answer>", re.IGNORECASE)
@@ -22,7 +22,7 @@ _TAG_END = re.compile(r"</answer>", re.IGNORECASE)
 _PHRASE = re.compile(r"\banswers?(?:[*_ \t]*:|[ \t]+(?:is|are|equals)\b[*_ \t]*:?|[ \t]*=)", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<=[.!?])[*_]*\s+(?=[A-Z\"'])")
 _NUMBER = re.compile(
-    r"(?:(?:(?<==)|(?<==\s))[-−]\s?|(?<![\w)\]}.])[-−+])?(?:(?<![\w.])|(?<=\$))[$€£]?[-−]?"
+    r"(?:(?:(?<==)|(?<==\s))[-−–]\s?|(?<![\w)\]}.])[-−+])?(?:(?<![\w.])|(?<=\$))[$€£]?[-−]?"
     r"(?:\\[dt]?frac\s?(?:\d\d|\{[^{}\n]{1,40}\}\s?\{[^{}\n]{1,40}\})"
     r"|(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d+\b)?(?:\s?/\s?\d+(?!\d|\.\d|\s?/))?|\.\d+)"
     r"(?:\s?\\?%)?"
@@ -78,7 +78,7 @@ def last_box(text: str) -> str | None:
 def _last_box(text: str) -> tuple[bool, str | None]:
     """Whether there is a box with content, and that content (``None`` where the text ends inside the box)."""
     end = len(text)
-    for _ in range(_BOX_TRIES):
+    for _ in range(_TRIES):
         start = max(text.rfind("\\boxed", 0, end), text.rfind("\\fbox", 0, end))
         if start < 0:
             break
@@ -127,7 +127,7 @@ def _first_line(text: str) -> str:
 
 
 def _after_hashes(text: str) -> str:
-    for match in reversed(list(_HASHES.finditer(text))):
+    for match in reversed(deque(_HASHES.finditer(text), maxlen=_TRIES)):
         rest = text[match.end() : match.end() + 8000]
         line = _first_line(rest)
         heading = _HEADING.match(line)
@@ -148,7 +148,7 @@ def _in_tags(text: str) -> str:
 
 
 def _after_phrase(text: str) -> str:
-    for match in reversed(list(_PHRASE.finditer(text))):
+    for match in reversed(deque(_PHRASE.finditer(text), maxlen=_TRIES)):
         line = _first_line(text[match.end() : match.end() + 8000])
         answer = _SENTENCE_END.split(line, maxsplit=1)[0].strip()
         if _VISIBLE.search(answer):

@@ -119,7 +119,7 @@ class IsolatedWorker:
         memory_bytes: Limit of the child's address space, in bytes; ``None`` for none. Without effect on Windows.
     """
 
-    def __init__(self, initializer: Callable[[], None] | None = None, memory_bytes: int | None = 2 << 30) -> None:
+    def __init__(self, initializer: Callable[[], object] | None = None, memory_bytes: int | None = 2 << 30) -> None:
         self._initializer = initializer
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
@@ -245,7 +245,7 @@ class WorkerPool:
     """
 
     def __init__(
-        self, size: int, initializer: Callable[[], None] | None = None, memory_bytes: int | None = 2 << 30
+        self, size: int, initializer: Callable[[], object] | None = None, memory_bytes: int | None = 2 << 30
     ) -> None:
         self.workers = [IsolatedWorker(initializer, memory_bytes) for _ in range(size)]
         # Last in, first out: the worker that is already warm is taken before another is started.

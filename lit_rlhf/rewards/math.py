@@ -8,7 +8,6 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +15,8 @@ from lit_rlhf.errors import ConfigurationError, RewardError
 from lit_rlhf.rewards.comparison import equal
 from lit_rlhf.rewards.extraction import extract_answer, last_box
 from lit_rlhf.rewards.isolation import WorkerPool, WorkerStartError
-from lit_rlhf.rewards.messages import column_values, completion_text
+from lit_rlhf.rewards.messages import column_values, completion_text, required_column
+from lit_rlhf.rewards.parallel import map_in_threads
 from lit_rlhf.rewards.reading import Reading, read
 from lit_rlhf.rewards.symbolic import formulas_equal, warm_up
 
@@ -104,15 +104,7 @@ class MathAnswer:
         Raises:
             RewardError: There is no such column, or its length is not N.
         """
-        try:
-            golds = column_values(columns, self.answer_column)
-        except KeyError:
-            there = ", ".join(sorted(columns)) or "none"
-            raise RewardError(f"MathAnswer: no column {self.answer_column!r}. Columns: {there}.") from None
-        if len(golds) != len(completions):
-            raise RewardError(
-                f"MathAnswer: {len(completions)} completions, but {len(golds)} values in {self.answer_column!r}."
-            )
+        golds = required_column("MathAnswer", columns, self.answer_column, len(completions))
         rewards: list[float | None] = []
         undecided: list[tuple[int, Reading, Reading]] = []
         for row, (completion, value) in enumerate(zip(completions, golds, strict=True)):
@@ -153,22 +145,21 @@ class MathAnswer:
                 messages.append(f"{self.answer_column} of row {row} cannot be read as an answer: {shown!r}")
         return messages
 
+    def extracted(self, completion: Any, **_: Any) -> str | None:
+        """The answer as it was found, for a look at it; ``None`` where there is none."""
+        found = extract_answer(completion_text(completion))
+        return None if found is None else found.text
+
     def _reward(self, right: bool) -> float:
         return self.correct if right else self.wrong
 
     def _compare_slowly(self, rows: list[tuple[int, Reading, Reading]]) -> list[bool]:
         """Decide rows in worker processes, side by side, so that the limits of slow rows do not add up."""
-        # Samples of one prompt often give the same answer: every pair is decided once.
-        pairs = list(dict.fromkeys((gold, answer) for _, gold, answer in rows))
-        if not pairs:
+        if not rows:
             return []
-        if len(pairs) == 1:
-            decided = [self._compare_one(pairs[0])]
-        else:
-            with ThreadPoolExecutor(min(len(pairs), len(_pool().workers))) as executor:
-                decided = list(executor.map(self._compare_one, pairs))
-        found = dict(zip(pairs, decided, strict=True))
-        return [found[gold, answer] for _, gold, answer in rows]
+        return map_in_threads(
+            self._compare_one, [(gold, answer) for _, gold, answer in rows], len(_pool().workers), "math answers"
+        )
 
     def _compare_one(self, pair: tuple[Reading, Reading]) -> bool:
         with _pool().worker() as worker:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-import logging
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from torch import Tensor
-
 from lit_rlhf.errors import RewardError
-from lit_rlhf.rewards.contract import RewardValues, checked
 
 RESERVED = ("prompts", "completions", "completion_ids")
 """Arguments that do not come from the dataset."""
 
+LOGGING = ("log_metric", "log_extra")
+"""Arguments that are functions to log with; a reward function is given them only where it names them."""
+
 OnError = Literal["raise", "abstain"]
-_LOG = logging.getLogger(__name__)
-_SHOWN = 80  # characters of a prompt in a message
 
 
 @runtime_checkable
@@ -35,7 +29,7 @@ class RewardFunction(Protocol):
 
     def __call__(
         self, prompts: list[Any], completions: list[Any], completion_ids: list[list[int]], **columns: Any
-    ) -> list[float | None]:
+    ) -> Any:
         """Score N completions.
 
         Args:
@@ -45,7 +39,8 @@ class RewardFunction(Protocol):
             **columns: Every dataset column by its name: N values, one per completion.
 
         Returns:
-            N numbers; ``None`` where the function has no opinion.
+            N numbers; ``None`` where the function has no opinion. Or a
+            :class:`~lit_rlhf.rewards.contract.RewardOutput` of them and of further numbers for the log.
         """
         ...
 
@@ -99,68 +94,11 @@ def check_signature(fn: Callable[..., Any], columns: Sequence[str]) -> None:
             continue
         if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
             raise RewardError(f"Reward `{name}`: parameter {parameter.name!r} is positional-only; name it.")
-        if parameter.default is parameter.empty and parameter.name not in (*RESERVED, *columns):
+        if parameter.default is parameter.empty and parameter.name not in (*RESERVED, *LOGGING, *columns):
             raise RewardError(
                 f"Reward `{name}` takes {parameter.name!r}, which is neither a dataset column nor one of "
                 f"{', '.join(RESERVED)}. Columns: {there}."
             )
-
-
-def evaluate_reward(
-    fn: Callable[..., Any],
-    *,
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    completion_ids: Sequence[Sequence[int]],
-    columns: Mapping[str, Sequence[Any]],
-    on_error: OnError = "raise",
-) -> RewardValues:
-    """Call a reward function and check what it returns.
-
-    Only the arguments that the function names are passed; all of them where it takes ``**kwargs``. An ``async``
-    function is run to its end, also from within a running event loop.
-
-    Args:
-        fn: See :class:`RewardFunction`.
-        prompts: N prompts.
-        completions: N completions.
-        completion_ids: N lists of token ids.
-        columns: Dataset columns by name, N values each.
-        on_error: What an exception in the function does: ``raise``, or ``abstain``: the function is called again row by
-            row, and the rows that fail are left without a reward and counted in the log.
-
-    Returns:
-        Totals, NaN where the function abstained (``None`` or NaN), and the rewards of single tokens, if it gave such.
-
-    Raises:
-        RewardError: The function raised (with ``on_error="raise"``), or returned anything but N finite numbers,
-            lists of them, or ``None``; on either setting of ``on_error`` in the second case. Names the function and
-            the row.
-    """
-    check_signature(fn, list(columns))
-    name, count = reward_name(fn), len(completions)
-    given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, **columns}
-    for key, values in given.items():
-        if len(values) != count:
-            raise RewardError(f"Reward `{name}`: {count} completions, but {len(values)} values in {key!r}.")
-    arguments = _select(fn, given)
-    try:
-        returned = _call(fn, arguments)
-    except Exception as error:
-        if on_error == "raise":
-            raise RewardError(_explain(fn, name, arguments, prompts, count, error)) from error
-        return _row_by_row(fn, name, arguments, completion_ids)
-    return checked(returned, completion_ids, name)
-
-
-def call_reward(fn: Callable[..., Any], **call: Any) -> Tensor:
-    """Totals of :func:`evaluate_reward` as a tensor, (N,) float32 on the CPU, NaN where the function abstained.
-
-    Args:
-        fn: See :class:`RewardFunction`.
-        call: The other arguments of :func:`evaluate_reward`.
-    """
-    return evaluate_reward(fn, **call).tensor()
 
 
 def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -170,68 +108,43 @@ def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
         return [inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD)]
 
 
-def _select(fn: Callable[..., Any], given: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+def selected(fn: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the arguments there are, those that a function names; all of them where it takes ``**kwargs``.
+
+    Args:
+        fn: A reward function.
+        given: Arguments by name.
+    """
     parameters = _parameters(fn)
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     by_name = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    return {key: list(values) for key, values in given.items() if takes_all or key in by_name}
+    return {key: value for key, value in given.items() if key in by_name or (takes_all and key not in LOGGING)}
 
 
-def _call(fn: Callable[..., Any], arguments: Mapping[str, list[Any]]) -> Any:
-    result = fn(**arguments)
-    if not inspect.isawaitable(result):
-        return result
+def stand_in_for(wrapper: Any, fn: Callable[..., Any]) -> None:
+    """Let an object that calls a reward function ask for the same arguments and columns, under the same name.
 
-    async def wait() -> Any:
-        return await result
-
-    # A thread of its own: asyncio.run refuses to start where this thread already runs a loop, as notebooks do.
-    with ThreadPoolExecutor(1) as executor:
-        return executor.submit(lambda: asyncio.run(wait())).result()
-
-
-def _row(arguments: Mapping[str, list[Any]], row: int) -> dict[str, list[Any]]:
-    return {key: values[row : row + 1] for key, values in arguments.items()}
+    Args:
+        wrapper: The object; its attributes are set.
+        fn: What it calls.
+    """
+    wrapper.__wrapped__ = fn  # where inspect looks for the signature
+    wrapper.name = reward_name(fn)
+    for attribute in ("required_columns", "check_columns", "extracted"):
+        if hasattr(fn, attribute):
+            setattr(wrapper, attribute, getattr(fn, attribute))
 
 
-def _explain(
-    fn: Callable[..., Any],
-    name: str,
-    arguments: Mapping[str, list[Any]],
-    prompts: Sequence[Any],
-    count: int,
-    error: Exception,
-) -> str:
-    """Message for an exception; the row is found by calling the function again, row by row."""
-    what = f"Reward `{name}` raised {type(error).__name__}: {error}"
-    for row in range(count):
-        try:
-            _call(fn, _row(arguments, row))
-        except Exception as found:
-            shown = " ".join(str(prompts[row]).split())
-            shown = shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "..."
-            return f"Reward `{name}` raised {type(found).__name__} at row {row}: {found} (prompt: {shown!r})"
-    return f"{what} (no single row raises by itself)"
+def is_async(fn: Callable[..., Any]) -> bool:
+    """Whether a function, a partial one or an object's ``__call__`` is declared ``async``.
 
+    An object whose plain ``__call__`` gives what an ``async`` function gave says so with an attribute ``calls_async``.
 
-def _row_by_row(
-    fn: Callable[..., Any], name: str, arguments: Mapping[str, list[Any]], completion_ids: Sequence[Sequence[int]]
-) -> RewardValues:
-    count = len(completion_ids)
-    rewards = RewardValues([math.nan] * count, [None] * count)
-    failures: list[tuple[int, Exception]] = []
-    for row in range(count):
-        try:
-            returned = _call(fn, _row(arguments, row))
-        except Exception as error:
-            failures.append((row, error))
-            continue
-        values = checked(returned, completion_ids[row : row + 1], name, first_row=row)
-        rewards.totals[row], rewards.per_token[row] = values.totals[0], values.per_token[0]
-    if failures:
-        row, first = failures[0]
-        _LOG.warning(
-            "Reward `%s`: %d of %d rows raised and are left without a reward; the first is row %d: %s: %s",
-            name, len(failures), count, row, type(first).__name__, first,
-        )  # fmt: skip
-    return rewards
+    Args:
+        fn: A reward function.
+    """
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if getattr(fn, "calls_async", False):
+        return True
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004

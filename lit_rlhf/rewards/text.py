@@ -2,12 +2,16 @@ r"""Rewards for the text of a completion: the exact words, a pattern, a think bl
 
 from __future__ import annotations
 
-import re
+import logging
 from collections.abc import Sequence
 from typing import Any
 
-from lit_rlhf.errors import ConfigurationError, RewardError
-from lit_rlhf.rewards.messages import column_values, completion_text
+import regex
+
+from lit_rlhf.errors import ConfigurationError, check_number
+from lit_rlhf.rewards.messages import completion_text, required_column
+
+_LOG = logging.getLogger(__name__)
 
 
 class ExactMatch:
@@ -39,15 +43,7 @@ class ExactMatch:
         Raises:
             RewardError: There is no such column, or its length is not N.
         """
-        try:
-            golds = column_values(columns, self.answer_column)
-        except KeyError:
-            there = ", ".join(sorted(columns)) or "none"
-            raise RewardError(f"ExactMatch: no column {self.answer_column!r}. Columns: {there}.") from None
-        if len(golds) != len(completions):
-            raise RewardError(
-                f"ExactMatch: {len(completions)} completions, but {len(golds)} values in {self.answer_column!r}."
-            )
+        golds = required_column("ExactMatch", columns, self.answer_column, len(completions))
         return [
             None if gold is None else float(self._form(completion_text(completion)) == self._form(str(gold)))
             for completion, gold in zip(completions, golds, strict=True)
@@ -63,6 +59,8 @@ class FormatMatch:
     Args:
         pattern: Regular expression; ``.`` matches line breaks too.
         full: The pattern must match the whole completion, not only a part of it.
+        timeout_seconds: Limit of processor time for one completion, in seconds; one that takes longer does not match.
+            Patterns with several ``.*`` can take very long on a text made for it.
 
     Raises:
         ConfigurationError: The pattern is not a regular expression.
@@ -71,18 +69,34 @@ class FormatMatch:
     [1.0, 0.0]
     """
 
-    def __init__(self, pattern: str, full: bool = True) -> None:
+    def __init__(self, pattern: str, full: bool = True, timeout_seconds: float = 0.5) -> None:
+        check_number("FormatMatch: timeout_seconds", timeout_seconds, above=0)
         try:
-            self._compiled = re.compile(pattern, re.DOTALL)
-        except re.error as error:
+            self._compiled = regex.compile(pattern, regex.DOTALL)
+        except regex.error as error:
             raise ConfigurationError(f"FormatMatch: {pattern!r} is not a regular expression: {error}.") from error
         self.pattern = pattern
         self.full = full
+        self.timeout_seconds = timeout_seconds
+        self._warned = False
 
     def __call__(self, completions: Sequence[Any], **_: Any) -> list[float | None]:
         """Score N completions."""
+        return [float(self._matches(completion_text(completion))) for completion in completions]
+
+    def _matches(self, text: str) -> bool:
         match = self._compiled.fullmatch if self.full else self._compiled.search
-        return [float(match(completion_text(completion)) is not None) for completion in completions]
+        try:
+            return match(text, timeout=self.timeout_seconds, concurrent=True) is not None
+        except TimeoutError:
+            if not self._warned:
+                _LOG.warning(
+                    "FormatMatch: the pattern %r took more than %g s on a completion of %d characters, which counts as "
+                    "no match; fewer '.*' and '(...)+' make it quicker",
+                    self.pattern, self.timeout_seconds, len(text),
+                )  # fmt: skip
+            self._warned = True
+            return False
 
 
 class ThinkFormat:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor, nn
 
+from lit_rlhf.errors import ConfigurationError
+
 if TYPE_CHECKING:
     import lightning as L
     from torch.distributed.device_mesh import DeviceMesh
@@ -50,6 +52,24 @@ def shard_module(model: nn.Module, mesh: DeviceMesh) -> None:
     register_fsdp_forward_method(model, _INSIDE)
 
 
+def check_mesh(trainer: L.Trainer) -> None:
+    """Refuse to split single layers over devices, which is Lightning's default for one node.
+
+    Args:
+        trainer: With a ``ModelParallelStrategy``.
+
+    Raises:
+        ConfigurationError: Naming the option and the value to write.
+    """
+    mesh: Any = trainer.strategy.device_mesh  # type: ignore[attr-defined]
+    if mesh["tensor_parallel"].size() != 1:
+        raise ConfigurationError(
+            f"ModelParallelStrategy(tensor_parallel_size={mesh['tensor_parallel'].size()}) splits single layers over "
+            "devices, which is not supported: write data_parallel_size="
+            f"{trainer.world_size} and tensor_parallel_size=1"
+        )
+
+
 def run_inside(model: nn.Module, function: Callable[[], Result]) -> Result:
     """Run a function that uses a model's parts as if it were the model's own forward pass.
 
@@ -57,7 +77,8 @@ def run_inside(model: nn.Module, function: Callable[[], Result]) -> Result:
 
     Args:
         model: Sharded or not.
-        function: Without arguments; it must not call the model itself, only its parts. What it returns must be a tensor, or tuples, lists or dictionaries of such.
+        function: Without arguments; it must not call the model itself, only its parts. It returns a tensor, or tuples,
+            lists or dictionaries of tensors.
     """
     inside: Any = getattr(model, _INSIDE, None)
     return function() if inside is None else inside(function)

@@ -173,8 +173,10 @@ def test_workers_end_with_the_interpreter() -> None:
 
 def test_number_of_workers_is_bounded() -> None:
     golds = [rf"\sqrt{{{n}}}" for n in (2, 3, 5, 6, 7, 10)]
+    of_others = {child.pid for child in psutil.Process().children()} - {worker.pid for worker in _pool().workers}
     assert MathAnswer()(completions=[rf"\boxed{{{g} + 0}}" for g in golds], answer=golds) == [1.0] * 6
     children = [c for c in psutil.Process().children() if "lit_rlhf.rewards.isolation" in " ".join(c.cmdline())]
+    children = [child for child in children if child.pid not in of_others]
     assert len(children) <= len(_pool().workers) <= max(1, min(4, os.cpu_count() or 1))
 
 
@@ -266,3 +268,69 @@ def test_extraction_order() -> None:
         text = text.replace(marker, "")
     assert extract_answer(text).text == "1"  # type: ignore[union-attr]
     assert extract_answer("<think>2</think>") is None
+
+
+def conventions() -> list[tuple[str, str, bool]]:
+    """Rows of the table in the documentation, one for each answer and reference that stand in a cell."""
+    text = (Path(__file__).parents[2] / "docs" / "data_and_rewards.md").read_text(encoding="utf-8")
+    table = text.split("### How MathAnswer compares")[1].split("| answer | reference | equal |")[1]
+    found = []
+    for line in table.splitlines()[2:]:
+        if not line.startswith("|"):
+            break
+        answers, references, equal = [cell.strip() for cell in line.strip("|").split("|")][:3]
+        cells = [cell.strip("`").split("`, `") for cell in (answers, references)]
+        found += [(answer, reference, equal == "yes") for answer, reference in zip(*cells, strict=True)]
+    return found
+
+
+@pytest.mark.parametrize(("answer", "reference", "equal"), conventions())
+def test_the_documented_conventions_hold(answer: str, reference: str, equal: bool) -> None:
+    boxed = answer if "<think>" in answer or "boxed" in answer else f"\\boxed{{{answer}}}"
+    assert score(boxed, reference) == float(equal)
+
+
+def test_the_table_of_conventions_is_found() -> None:
+    assert len(conventions()) > 25
+
+
+# Of each kind of the cases, others than the file has.
+@pytest.mark.parametrize(
+    ("gold", "completion", "expected"),
+    [
+        ("1000000", "\\boxed{1\\,000\\,000}", 1),
+        ("18", "#### £18", 1),
+        ("-18", "#### -$18", 1),
+        ("72", "The answer is **72**.", 1),
+        ("72", "answer is 72, since 48+24=72.", 1),
+        ("5", "\\boxed{5~\\text{cm}^2}", 1),
+        ("0.67", "\\boxed{2/3}", 0),
+        ("0.25", "\\boxed{25}", 0),
+        ("50%", "\\boxed{\\frac12}", 1),
+        ("0.00012", "\\boxed{1.2\\times10^{-4}}", 1),
+        ("5", "\\boxed{-5}", 0),
+        ("-7", "So x = –7", 1),
+        ("13/4", "\\boxed{3\\frac{1}{4}}", 1),
+        ("\\frac{\\sqrt{2}}{2}", "\\boxed{\\frac{1}{\\sqrt{2}}}", 1),
+        ("x^2+2x+1", "\\boxed{(x+1)^2}", 1),
+        ("B", "The answer is (B).", 1),
+        ("7", "#### 5\n#### 7", 1),
+        ("5", "<answer>5</answer> no, <answer>7</answer>", 0),
+        ("9", "\\boxed{9} is in \\boxed", 1),
+        ("9", "<think>it is 9</think>", 0),
+        ("5", "Question: 5 apples plus 4?\nAnswer: 9\nQuestion: another 5", 0),
+        ("0", "\\boxed{}", 0),
+        ("(-\\infty,3]", "\\boxed{x \\le 3}", 1),
+        ("[2,5]\\cup[7,9]", "\\boxed{[7,9]\\cup[2,5]}", 1),
+        ("\\{1,2\\}", "\\boxed{\\{1,1,2\\}}", 1),
+        ("\\{1,2,3\\}", "\\boxed{\\{1,2,2\\}}", 0),
+        ("1,2", "\\boxed{1,1,2}", 0),
+        ("(3,-1)", "\\boxed{x=3, y=-1}", 1),
+        ("y=2x+1", "\\boxed{2x+1}", 1),
+        ("10^{100}", "\\boxed{10^{100}+1}", 0),
+        ("1.0000001", "\\boxed{1}", 0),
+        ("72", "48+24=<<48+24=72>>72", 1),
+    ],
+)
+def test_other_cases_of_the_same_kinds(gold: str, completion: str, expected: float) -> None:
+    assert score(completion, gold) == expected
