@@ -1,21 +1,23 @@
-"""Sampling with the policy itself: a lean decoding loop over the Hugging Face cache."""
+"""Sampling with the policy itself, in process: the decoding loop."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lit_rlhf.engines.base import Generation, SamplingParams
+from lit_rlhf.engines.cache import fill_gaps
+from lit_rlhf.engines.decoding import Decoder, PaddedDecoder
 from lit_rlhf.engines.randomness import uniforms
 from lit_rlhf.engines.sampling import sample_tokens
+from lit_rlhf.engines.shared_prompt import SharedPromptDecoder
 from lit_rlhf.engines.stopping import StopStrings
 from lit_rlhf.errors import ConfigurationError
-from lit_rlhf.functional.masking import position_ids
-from lit_rlhf.models.forward import model_inputs
+from lit_rlhf.models.layouts import runs_layouts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,22 +26,27 @@ if TYPE_CHECKING:
 class TransformersEngine:
     """Any Hugging Face causal language model, sampled in process with its current weights.
 
-    Each prompt is prefilled once for its ``G`` completions, rows leave the batch when they are finished, and of the
-    logits only the sampled token's log-prob is kept.
+    Each prompt is run once for its ``G`` completions, which share its keys and values where the architecture allows;
+    rows leave the batch when they are finished, and of the logits only the sampled token's log-prob is kept.
 
     Args:
         max_rows: Completions decoded at once; more are cut into batches of similar prompt length. The completions of
             one prompt stay together, so a batch has at least as many rows as one prompt has completions.
-        compact_below: Finished rows are dropped once fewer than this share of the batch is alive: dropping costs a
-            copy of the cache, keeping costs their share of every step.
+        max_tokens: Tokens whose keys and values a batch may have to hold, at the longest completions; no limit by
+            default. Of shared prompts one copy counts.
+        compact_below: Finished rows are dropped once fewer than this share of the batch is alive: dropping costs
+            copies in the cache, keeping costs their share of every step.
     """
 
-    def __init__(self, max_rows: int = 512, compact_below: float = 0.75) -> None:
+    def __init__(self, max_rows: int = 512, max_tokens: int | None = None, compact_below: float = 0.9) -> None:
         if max_rows < 1:
             raise ConfigurationError(f"TransformersEngine: max_rows must be at least 1, got {max_rows}")
+        if max_tokens is not None and max_tokens < 1:
+            raise ConfigurationError(f"TransformersEngine: max_tokens must be at least 1, got {max_tokens}")
         if not 0.0 <= compact_below <= 1.0:
             raise ConfigurationError(f"TransformersEngine: compact_below must lie in [0, 1], got {compact_below}")
         self.max_rows = max_rows
+        self.max_tokens = max_tokens
         self.compact_below = compact_below
 
     @torch.no_grad()
@@ -54,122 +61,121 @@ class TransformersEngine:
     ) -> Generation:
         """See :class:`lit_rlhf.engines.base.RolloutEngine`."""
         device = next(policy.parameters()).device
-        num_rows, width = len(prompts) * num_samples, sampling.max_new_tokens
+        num_rows = len(prompts) * num_samples
         if len(keys) != num_rows:
             raise ValueError(f"keys must hold one entry per row: {num_rows}, got {len(keys)}")
+        empty = [index for index, prompt in enumerate(prompts) if len(prompt) == 0]
+        if empty:
+            raise ValueError(f"prompts must have at least one token, these have none: {empty}")
         stops = _stop_strings(sampling, tokenizer)
-        out = _Buffers(num_rows, width, sampling.pad_token_id, device)
-        random = torch.from_numpy(uniforms(keys, width)).to(device)
-        by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-        per_batch = max(1, self.max_rows // num_samples)
-        for start in range(0, len(by_length), per_batch):
-            chosen = by_length[start : start + per_batch]
-            rows = torch.tensor([i * num_samples + s for i in chosen for s in range(num_samples)], device=device)
-            self._decode(policy, [prompts[i] for i in chosen], num_samples, sampling, stops, random, rows, out)
-        return out.generation()
+        out = _Buffers(num_rows, sampling.max_new_tokens, device)
+        uniform = torch.from_numpy(uniforms(keys, sampling.max_new_tokens).T.copy()).to(device)
+        shares = runs_layouts(policy)
+        for batch in self._batches(prompts, num_samples, sampling.max_new_tokens, shares):
+            rows = torch.tensor([i * num_samples + s for i in batch for s in range(num_samples)], device=device)
+            kind = SharedPromptDecoder if shares else PaddedDecoder
+            decoder = kind(policy, [prompts[i] for i in batch], num_samples)
+            self._decode(decoder, rows, uniform, sampling, stops, out)
+        return out.generation(sampling.pad_token_id)
+
+    def sample(
+        self, logits: Tensor, uniform: Tensor, sampling: SamplingParams, rows: Tensor, step: int
+    ) -> tuple[Tensor, Tensor]:
+        """Choose the next token of each row; a subclass may choose otherwise.
+
+        Args:
+            logits: ``(R, V)``.
+            uniform: ``(R,)`` float64 in ``[0, 1)``.
+            sampling: How.
+            rows: ``(R,)`` numbers of the rows in the call of :meth:`generate`, in any order. A row that has ended may
+                still be among them; its token is thrown away.
+            step: Number of the token in its completion, from 0.
+
+        Returns:
+            ``(R,)`` int64 ids and ``(R,)`` float32 log-probs.
+        """
+        return sample_tokens(logits, uniform, sampling)
+
+    def _batches(
+        self, prompts: Sequence[Sequence[int]], num_samples: int, max_new_tokens: int, shared: bool
+    ) -> Iterator[list[int]]:
+        """Numbers of the prompts to decode together, prompts of similar length."""
+        batch: list[int] = []
+        for index in sorted(range(len(prompts)), key=lambda index: len(prompts[index])):
+            copies = 1 if shared else num_samples
+            # The newest prompt is the longest, and the others are padded to it.
+            tokens = (len(batch) + 1) * (copies * len(prompts[index]) + num_samples * max_new_tokens)
+            full = (len(batch) + 1) * num_samples > self.max_rows or tokens > (self.max_tokens or tokens)
+            if batch and full:
+                yield batch
+                batch = []
+            batch.append(index)
+        if batch:
+            yield batch
 
     def _decode(
         self,
-        policy: nn.Module,
-        prompts: Sequence[Sequence[int]],
-        num_samples: int,
+        decoder: Decoder,
+        rows: Tensor,
+        uniform: Tensor,
         sampling: SamplingParams,
         stops: StopStrings | None,
-        random: Tensor,
-        rows: Tensor,
         out: _Buffers,
     ) -> None:
         """Fill ``out`` for the given rows."""
-        device = rows.device
-        logits, cache, attention_mask = _prefill(policy, prompts, sampling, device)
-        cache.batch_repeat_interleave(num_samples)
-        logits = logits.repeat_interleave(num_samples, dim=0)
-        prompt_width = attention_mask.shape[1]
-        ones = attention_mask.new_ones(len(prompts), sampling.max_new_tokens)
-        attention_mask = torch.cat([attention_mask, ones], dim=1).repeat_interleave(num_samples, dim=0)
-        next_position = attention_mask[:, :prompt_width].sum(dim=1, keepdim=True)
-        eos = torch.tensor(sampling.eos_token_ids, dtype=torch.long, device=device)
-        alive = torch.ones(len(rows), dtype=torch.bool, device=device)
-
+        eos = torch.tensor(sampling.eos_token_ids, dtype=torch.long, device=rows.device)
+        can_end = len(eos) > 0 or stops is not None
+        alive = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+        logits = decoder.prefill()
         for step in range(sampling.max_new_tokens):
-            ids, log_probs = sample_tokens(logits, random[rows, step], sampling)
-            out.write(rows[alive], step, ids[alive], log_probs[alive])
-            ended = torch.isin(ids, eos) & alive
+            ids, log_probs = self.sample(logits, uniform[step].index_select(0, rows), sampling, rows, step)
+            out.write(rows, step, ids, log_probs)
+            ended = alive & (ids[:, None] == eos).any(dim=1)
             if stops is not None:
-                ended |= out.stopped(stops, rows, alive & ~ended)
-            out.finished[rows[ended]] = True
-            alive = alive & ~ended
-            num_alive = int(alive.sum())
-            if num_alive == 0 or step + 1 == sampling.max_new_tokens:
-                return
-            if num_alive < self.compact_below * len(rows):
-                kept = alive.nonzero()[:, 0]
-                cache.batch_select_indices(kept)
-                ids, rows, alive = ids[kept], rows[kept], alive[kept]
-                attention_mask, next_position = attention_mask[kept], next_position[kept]
-            mask = attention_mask[:, : prompt_width + step + 1]
-            inputs = model_inputs(policy, ids[:, None], mask, next_position, logits_to_keep=1, cache=cache)
-            logits = policy(**inputs).logits[:, -1]
-            next_position = next_position + 1
+                ended |= out.stopped(stops, rows, step, alive & ~ended)
+            if can_end and bool(ended.any()):
+                out.end(rows[ended], step)
+                alive &= ~ended
+                num_alive = int(alive.sum())
+                if num_alive == 0:
+                    return
+                if num_alive < self.compact_below * len(rows):
+                    order = fill_gaps(alive)
+                    decoder.keep(order)
+                    ids, rows, alive = ids[order], rows[order], alive[order]
+            if step + 1 < sampling.max_new_tokens:
+                logits = decoder.step(ids)
 
 
 class _Buffers:
-    """Where the sampled tokens of all rows gather."""
+    """Where the sampled tokens of all rows gather, step by step; what a row is given after its end is cut off."""
 
-    def __init__(self, num_rows: int, width: int, pad_token_id: int, device: torch.device) -> None:
-        self.ids = torch.full((num_rows, width), pad_token_id, dtype=torch.long, device=device)
-        self.log_probs = torch.zeros(num_rows, width, device=device)
-        self.lengths = torch.zeros(num_rows, dtype=torch.long, device=device)
+    def __init__(self, num_rows: int, width: int, device: torch.device) -> None:
+        self.ids = torch.zeros(width, num_rows, dtype=torch.long, device=device)
+        self.log_probs = torch.zeros(width, num_rows, device=device)
+        self.lengths = torch.full((num_rows,), width, device=device)
         self.finished = torch.zeros(num_rows, dtype=torch.bool, device=device)
 
     def write(self, rows: Tensor, step: int, ids: Tensor, log_probs: Tensor) -> None:
-        self.ids[rows, step] = ids
-        self.log_probs[rows, step] = log_probs
-        self.lengths[rows] += 1
+        self.ids[step].index_copy_(0, rows, ids)
+        self.log_probs[step].index_copy_(0, rows, log_probs)
 
-    def stopped(self, stops: StopStrings, rows: Tensor, candidates: Tensor) -> Tensor:
+    def end(self, rows: Tensor, step: int) -> None:
+        self.lengths[rows] = step + 1
+        self.finished[rows] = True
+
+    def stopped(self, stops: StopStrings, rows: Tensor, step: int, candidates: Tensor) -> Tensor:
         """Which of the candidate rows have just completed a stop string; ``(R,)`` bool."""
-        hit = torch.zeros_like(candidates)
-        for place in candidates.nonzero()[:, 0].tolist():
-            row = rows[place]
-            hit[place] = stops.ends(self.ids[row, : self.lengths[row]].tolist())
-        return hit
+        places = candidates.nonzero()[:, 0]
+        tails = self.ids[max(0, step + 1 - stops.tail) : step + 1, rows[places]].T.tolist()
+        hits = torch.tensor([stops.ends(tail) for tail in tails], dtype=torch.bool, device=rows.device)
+        return torch.zeros_like(candidates).index_copy(0, places, hits)
 
-    def generation(self) -> Generation:
-        width = max(1, int(self.lengths.max())) if len(self.lengths) else 1
-        return Generation(self.ids[:, :width], self.lengths, self.log_probs[:, :width], self.finished)
-
-
-def _prefill(
-    policy: nn.Module, prompts: Sequence[Sequence[int]], sampling: SamplingParams, device: torch.device
-) -> tuple[Tensor, Any, Tensor]:
-    """Run the prompts once: ``(B, V)`` logits of the next token, the cache, and the ``(B, P)`` attention mask."""
-    from transformers import DynamicCache
-
-    ids, mask = left_pad(prompts, sampling.pad_token_id, device)
-    cache = DynamicCache(config=policy.config)  # type: ignore[arg-type]
-    inputs = model_inputs(policy, ids, mask, position_ids(mask), logits_to_keep=1, cache=cache)
-    return policy(**inputs).logits[:, -1], cache, mask
-
-
-def left_pad(prompts: Sequence[Sequence[int]], pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Prompts as one tensor, their ends aligned.
-
-    Args:
-        prompts: ``B`` lists of ids.
-        pad_token_id: Fills the left.
-        device: Of the result.
-
-    Returns:
-        ``(B, P)`` int64 ids and ``(B, P)`` bool mask, True = a real token.
-    """
-    width = max(len(prompt) for prompt in prompts)
-    ids = torch.full((len(prompts), width), pad_token_id, dtype=torch.long)
-    mask = torch.zeros(len(prompts), width, dtype=torch.bool)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
-        mask[row, width - len(prompt) :] = True
-    return ids.to(device), mask.to(device)
+    def generation(self, pad_token_id: int) -> Generation:
+        width = int(self.lengths.max()) if len(self.lengths) else 1
+        padding = torch.arange(width, device=self.lengths.device) >= self.lengths[:, None]
+        ids = self.ids[:width].T.masked_fill(padding, pad_token_id)
+        return Generation(ids, self.lengths, self.log_probs[:width].T.masked_fill(padding, 0.0), self.finished)
 
 
 def _stop_strings(sampling: SamplingParams, tokenizer: PreTrainedTokenizerBase | None) -> StopStrings | None:

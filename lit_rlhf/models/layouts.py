@@ -72,7 +72,8 @@ def _switch(model: Any) -> bool:
         return False
     if _attention_name(model) == NAME:
         return True
-    with torch.no_grad():
+    # Autocast would round the two differently.
+    with torch.no_grad(), torch.autocast(next(model.parameters()).device.type, enabled=False):
         padded = _probe(model, packed=False)
         register()
         model.set_attn_implementation(NAME)

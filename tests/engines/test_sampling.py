@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lit_rlhf.engines import SamplingParams
+from lit_rlhf.engines import sampling as sampling_module
 from lit_rlhf.engines.sampling import sample_tokens
 
 ALMOST_ONE = 1.0 - 2.0**-53
@@ -156,3 +157,92 @@ def test_half_precision_logits_are_treated_in_float32(dtype, temperature):
     assert log_probs.dtype == torch.float32
     expected = (logits.double() / (temperature or 1.0)).log_softmax(-1)[ids]
     torch.testing.assert_close(log_probs.double(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 127, 128, 129, 256, 1000, 3333])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_every_token_is_drawn_from_its_own_interval(vocab, temperature):
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(vocab))
+    ends = (logits.double() / temperature).softmax(-1).cumsum(-1)
+    starts = torch.cat([torch.zeros(1), ends[:-1]])
+    wide = (ends - starts > 1e-6).nonzero()[:, 0]  # what rounding of the others' float32 weights cannot move
+    assert len(wide) > 0.9 * vocab
+    ids, _ = draw(logits, ((starts + ends) / 2)[wide].tolist(), temperature=temperature)
+    assert ids.tolist() == wide.tolist()
+
+
+def test_blocks_of_impossible_tokens_are_never_entered():
+    logits = torch.full((1000,), -float("inf"))
+    possible = torch.tensor([300, 301, 700])
+    logits[possible] = torch.tensor([0.0, 1.0, 0.5])
+    ids, _ = draw(logits, [0.0, 2.0**-53, 0.3, 0.5, 0.63, 0.64, 0.9, ALMOST_ONE])
+    assert set(ids.tolist()) == set(possible.tolist())
+    assert ids[0] == 300
+    assert ids[-1] == 700
+
+
+def test_rows_are_drawn_the_same_in_parts(monkeypatch):
+    generator = torch.Generator().manual_seed(1)
+    logits, uniform = torch.randn(13, 500, generator=generator), torch.rand(13, generator=generator).double()
+    for sampling in (
+        SamplingParams(1, 0.8),
+        SamplingParams(1, 0.0),
+        SamplingParams(1, top_k=20, top_p=0.9, min_p=0.01),
+    ):
+        whole = sample_tokens(logits, uniform, sampling)
+        for chunk in (1, 500, 1700, 6500):
+            monkeypatch.setitem(sampling_module._CHUNK, "cpu", chunk)
+            ids, log_probs = sample_tokens(logits, uniform, sampling)
+            assert ids.tolist() == whole[0].tolist()
+            torch.testing.assert_close(log_probs, whole[1], rtol=0, atol=1e-6)
+            monkeypatch.undo()
+
+
+def kept_by_sorting(probs, top_k, top_p, min_p):
+    """Straight from the definitions, in float64."""
+    ordered, order = probs.sort(descending=True, stable=True)
+    before = ordered.cumsum(0) - ordered
+    kept = (torch.arange(len(probs)) < (top_k or len(probs))) & (before < top_p)
+    return set(order[kept].tolist()) & set((probs >= min_p * probs.max()).nonzero()[:, 0].tolist())
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 4.0])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_p": 0.3},
+        {"top_p": 0.95},
+        {"top_p": 0.999},
+        {"top_k": 7},
+        {"top_k": 1500},
+        {"top_k": 1500, "top_p": 0.6},
+        {"min_p": 0.3},
+        {"top_k": 40, "top_p": 0.8, "min_p": 0.2},
+    ],
+    ids=str,
+)
+def test_restrictions_of_a_large_vocabulary_are_those_of_sorting_it(options, scale):
+    # Whole numbers, so that thousands of tokens tie where the restriction falls.
+    logits = torch.randint(-2, 3, (3000,), generator=torch.Generator().manual_seed(3)) * scale
+    probs = logits.double().softmax(-1)
+    expected = kept_by_sorting(probs, options.get("top_k", 0), options.get("top_p", 1.0), options.get("min_p", 0.0))
+    ends = torch.where(torch.isin(torch.arange(3000), torch.tensor(sorted(expected))), probs, 0.0).cumsum(0)
+    middles = (ends - probs / 2)[sorted(expected)] / ends[-1]
+    ids, _ = draw(logits, middles.tolist(), **options)
+    if "top_p" in options and len(expected) > 1:
+        # The sum before the last token may round to either side of top_p.
+        assert len(set(ids.tolist()) ^ expected) <= 1
+    else:
+        assert ids.tolist() == sorted(expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
+def test_a_row_of_nan_shows_in_its_log_prob_alone(options):
+    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(0))
+    uniform, sampling = torch.full((3,), 0.5).double(), SamplingParams(1, **options)
+    expected = sample_tokens(logits, uniform, sampling)
+    logits[1, 7] = torch.nan
+    ids, log_probs = sample_tokens(logits, uniform, sampling)
+    assert ids[[0, 2]].tolist() == expected[0][[0, 2]].tolist()
+    assert torch.isnan(log_probs).tolist() == [False, True, False]
+    assert 0 <= ids[1] < 300

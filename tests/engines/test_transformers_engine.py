@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from lit_rlhf.engines import SamplingParams, TransformersEngine
+from lit_rlhf.engines.decoding import left_pad
 from lit_rlhf.engines.randomness import row_keys
-from lit_rlhf.engines.transformers import left_pad
 from lit_rlhf.errors import ConfigurationError
 from lit_rlhf.functional import mask_from_lengths
+from lit_rlhf.models.completions import Completions
 from lit_rlhf.models.forward import completion_outputs
 
 GENERATOR = torch.Generator().manual_seed(5)
@@ -42,9 +43,9 @@ def test_sampled_log_probs_are_those_of_the_training_forward(policy):
 
     prompt_ids, prompt_mask = left_pad(ROW_PROMPTS, 0, torch.device("cpu"))
     with torch.no_grad():
-        padded = completion_outputs(
-            policy, prompt_ids, prompt_mask.sum(1), generation.completion_ids, generation.lengths, temperature=0.7
-        )
+        alone = torch.arange(len(ROW_PROMPTS))
+        rows = Completions(prompt_ids, prompt_mask.sum(1), generation.completion_ids, generation.lengths, alone)
+        padded = completion_outputs(policy, rows, temperature=0.7)
     mask = mask_from_lengths(generation.lengths, generation.completion_ids.shape[1])
     torch.testing.assert_close(generation.log_probs[mask], padded.log_probs[mask], rtol=0, atol=1e-5)
     assert generation.log_probs[mask].exp().std() > 0.1, "peaked distributions, or mistakes would not show"
@@ -228,7 +229,9 @@ def test_dropout_of_the_configuration_is_not_applied_in_eval_mode(make_policy):
     dropping.load_state_dict(policy.state_dict())
     actual = sample(dropping.eval())
     assert rows(actual) == rows(sample(policy))
-    assert rows(sample(dropping.train())) != rows(actual)
+    ids = torch.tensor([PROMPTS[0]])
+    with torch.no_grad():
+        assert not torch.allclose(dropping.train()(ids).logits, policy(ids).logits), "dropout would have mattered"
 
 
 def test_a_policy_with_an_adapter_is_sampled_with_it(make_policy):
@@ -263,7 +266,9 @@ def test_other_keys_give_other_completions(llama):
     assert rows(sample(llama)) != rows(sample(llama, keys=row_keys(12, 0, 2, range(len(PROMPTS)), NUM_SAMPLES)))
 
 
-@pytest.mark.parametrize("options", [{"max_rows": 0}, {"compact_below": -0.1}, {"compact_below": 1.1}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"max_rows": 0}, {"max_tokens": 0}, {"compact_below": -0.1}, {"compact_below": 1.1}], ids=str
+)
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(ConfigurationError, match=f"{next(iter(options))} must .* got {next(iter(options.values()))}"):
         TransformersEngine(**options)
@@ -291,6 +296,17 @@ def test_sampling_out_of_range_is_refused(options):
 def test_a_key_is_needed_for_every_row(llama):
     with pytest.raises(ValueError, match="12, got 11"):
         sample(llama, keys=KEYS[:-1])
+
+
+def test_a_prompt_without_tokens_is_refused(llama):
+    with pytest.raises(ValueError, match=r"at least one token, these have none: \[1, 2\]"):
+        sample(llama, [[5], [], [], [6]], 1, keys=KEYS[:4])
+
+
+def test_no_prompts_give_no_rows(llama):
+    generation = sample(llama, [], 4, keys=KEYS[:0])
+    assert generation.completion_ids.shape[0] == generation.log_probs.shape[0] == 0
+    assert generation.lengths.tolist() == generation.finished.tolist() == []
 
 
 def test_neutral_sampling_is_unrestricted_and_greedy_drops_every_restriction():
