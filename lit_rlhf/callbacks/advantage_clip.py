@@ -41,4 +41,4 @@ class AdvantageClip(RolloutCallback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log the share."""
         if self._clipped is not None:
-            pl_module.log("policy/advantage_clip_fraction", self._clipped)
+            pl_module.iteration_values["policy/advantage_clip_fraction"] = self._clipped  # type: ignore[operator, index]

@@ -134,7 +134,7 @@ class DifficultySampler(RolloutCallback):
         judged = int((self.counts["last_completions"] > 0).sum())
         for name, prompts in zip(("always", "never"), self._always_and_never(), strict=True):
             if judged:
-                pl_module.log(f"group/{name}_solved", float(prompts.sum()) / judged)
+                pl_module.iteration_values[f"group/{name}_solved"] = float(prompts.sum()) / judged  # type: ignore[operator, index]
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the file."""

@@ -122,8 +122,8 @@ class DynamicSampling(RolloutCallback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log what was thrown away."""
-        for name, value in self._found.items():
-            pl_module.log(name, float(value))
+        found = {name: float(value) for name, value in self._found.items()}
+        pl_module.iteration_values.update(found)  # type: ignore[operator, union-attr]
         self._found = {}
 
     def state_dict(self) -> dict[str, Any]:

@@ -80,4 +80,4 @@ class EarlyStopInnerEpochs(RolloutCallback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log the share of skipped steps."""
         if self._steps:
-            pl_module.log("policy/early_stopped_steps", self._skipped / self._steps)
+            pl_module.iteration_values["policy/early_stopped_steps"] = self._skipped / self._steps  # type: ignore[operator, index]

@@ -13,6 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_rlhf.callbacks.export_policy import ExportPolicy
+from lit_rlhf.callbacks.health_monitor import HealthMonitor
+from lit_rlhf.callbacks.overoptimization_monitor import OveroptimizationMonitor
+from lit_rlhf.callbacks.throughput import Throughput
 from lit_rlhf.callbacks.warmup_cosine import is_endless, run_length
 
 if TYPE_CHECKING:
@@ -54,6 +57,8 @@ def banner_rows(trainer: L.Trainer, module: PolicyModule, data: RolloutDataModul
     reference = "a frozen copy of the policy at the start"
     if module.kl_coef == 0:
         reference = "none (kl_coef is 0)"
+    elif module.adapter:
+        reference = "a frozen copy of the adapter at the start"
     elif module.lora_rank:
         reference = "the policy with its adapter switched off"
     knobs = f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}, top-k {sampling.top_k or 'off'}"
@@ -100,7 +105,7 @@ def result_rows(trainer: L.Trainer, module: PolicyModule) -> list[tuple[str, str
 
     Args:
         trainer: At the end of training.
-        module: Knows the evaluation from before training, seconds and tokens.
+        module: Knows the evaluation from before training.
     """
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     rows = []
@@ -111,14 +116,24 @@ def result_rows(trainer: L.Trainer, module: PolicyModule) -> list[tuple[str, str
     for name in ("reward", "kl", "group/effective_ratio"):
         if name in metrics:
             rows.append((f"{name} (last iteration)", _shown(metrics[name])))
-    log = module.rollout_log
-    total = sum(log.seconds.values())
-    for phase, seconds in log.seconds.items():
-        rows.append((f"time/{phase}", f"{seconds:.1f} s ({seconds / max(total, 1e-9):.0%})"))
-    rows.append(("tokens", f"{log.tokens['generated']:,.0f} generated, {log.tokens['trained']:,.0f} trained"))
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, HealthMonitor | OveroptimizationMonitor):
+            warnings = [f"{a.rule} (iteration {a.iteration})" for a in callback.alarms if a.level == "warning"]
+            rows.append(("health", ", ".join(warnings) or "no warning"))
+        if isinstance(callback, Throughput):
+            rows.extend(_throughput_rows(callback))
     rows.append(("memory/peak_gib", _shown(metrics.get("memory/peak_gib"))))
     rows.extend(_places(trainer))
     return rows
+
+
+def _throughput_rows(throughput: Throughput) -> list[tuple[str, str]]:
+    total = max(sum(throughput.seconds.values()), 1e-9)
+    rows = [
+        (f"time/{phase}", f"{seconds:.1f} s ({seconds / total:.0%})") for phase, seconds in throughput.seconds.items()
+    ]
+    tokens = throughput.tokens
+    return [*rows, ("tokens", f"{tokens['generated']:,.0f} generated, {tokens['trained']:,.0f} trained")]
 
 
 def _places(trainer: L.Trainer) -> list[tuple[str, str]]:

@@ -17,7 +17,8 @@ class StdThresholdMask(RolloutCallback):
 
     Acts in ``on_advantages_end`` and changes ``advantages`` only. Dead rows stay in every denominator. It looks at the
     task reward before the KL penalty: with KL in the reward a dead group still has a tiny deviation made of KL noise,
-    and dividing by it would turn noise into signal. So the KL penalty in the reward is silent on dead groups.
+    and dividing by it would turn noise into signal. So the KL penalty in the reward is silent on dead groups; what is
+    subtracted after normalising stays.
 
     Where rows are no groups (one completion per prompt) it does nothing and says so once.
 
@@ -45,9 +46,11 @@ class StdThresholdMask(RolloutCallback):
                 rank_zero_info(f"StdThresholdMask: {type(module).__name__} compares no groups, nothing is masked")
                 self._said = True
             return None
-        zero = torch.zeros((), device=rollout.advantages.device)
         dead = self.dead_rows(module, rollout)[:, None]
-        return rollout.replace(advantages=torch.where(dead, zero, rollout.advantages))
+        rest: torch.Tensor = torch.zeros((), device=rollout.advantages.device)
+        if hasattr(module, "ungrouped_advantages"):
+            rest = module.ungrouped_advantages(rollout)  # type: ignore[operator]
+        return rollout.replace(advantages=torch.where(dead, rest, rollout.advantages))
 
     def dead_rows(self, module: L.LightningModule, rollout: RolloutBatch) -> torch.Tensor:
         """Rows of groups that agree, ``(N,)`` bool.

@@ -112,8 +112,10 @@ def test_what_was_reached(fit, make_data, capsys, watch, rows, tmp_path):
         before, after = module.initial_metrics[f"val/{name}"], watch.final[f"val/{name}"]
         assert f"val/{name} {before:.4g} -> {after:.4g}" in results
     generated = sum(int(rollout.completion_lengths.sum()) for rollout in watch.rollouts)
-    trained = generated + sum(int(rollout.prompt_lengths.sum()) for rollout in watch.rollouts)
+    live = [rollout.select((rollout.advantages != 0).any(dim=1)) for rollout in watch.rollouts]
+    trained = sum(int((rows.prompt_lengths + rows.completion_lengths).sum()) for rows in live)
     assert f"tokens {generated:,} generated, {trained:,} trained" in results
     assert f"reward (last iteration) {watch.final['reward']:.4g}" in results
+    assert "health no warning" in results
     for part in ("time/generation", "time/training", "checkpoint", "exported policy"):
         assert part in results

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
-from lit_rlhf import GRPOModule
+from lit_rlhf import GRPOModule, PPOModule
 from lit_rlhf.callbacks import WarmupCosine
 from lit_rlhf.errors import ConfigurationError
 from lit_rlhf.functional import warmup_cosine
@@ -80,6 +80,43 @@ def test_the_monitor_logs_the_rate_of_each_step(fit, make_data, tmp_path, monito
         logged = [float(row["lr-AdamW/policy"]) for row in csv.DictReader(file) if row["lr-AdamW/policy"]]
     assert logged == pytest.approx(rates.seen)
     assert rates.seen == expected(range(6), 6, 2)
+
+
+def test_parameter_groups_have_schedules_of_their_own(make_trainer, make_data, policy_dir, tmp_path):
+    """The critic's rate rises for four steps and falls to a floor, the policy's falls from the start."""
+
+    class Both(L.Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            self.seen.append({group["name"]: group["lr"] for group in optimizer.param_groups})
+
+    rates = Both()
+    schedules = [WarmupCosine(0.0, groups=["policy"]), WarmupCosine(warmup_steps=4, floor=0.5, groups=["value"])]
+    logger = CSVLogger(tmp_path)
+    options = {"max_epochs": 4, "callbacks": [*schedules, LearningRateMonitor("step"), rates], "logger": logger}
+    module = PPOModule(policy_dir, lr=1e-4, critic_lr=1e-3, critic="shared")
+    make_trainer(**options, log_every_n_steps=1).fit(module, make_data(passes=2))
+    assert [seen["policy"] for seen in rates.seen] == expected(range(8), 8, 0, lr=1e-4)
+    assert [seen["value"] for seen in rates.seen] == expected(range(8), 8, 4, lr=1e-3, floor=0.5)
+    with open(f"{logger.log_dir}/metrics.csv") as file:
+        logged = [row for row in csv.DictReader(file) if row["lr-AdamW/value"]]
+    for name in ("policy", "value"):
+        assert [float(row[f"lr-AdamW/{name}"]) for row in logged] == pytest.approx([seen[name] for seen in rates.seen])
+
+
+def test_a_group_that_no_schedule_names_keeps_its_rate(make_trainer, make_data, policy_dir):
+    trainer = make_trainer(max_epochs=3, callbacks=[WarmupCosine(0.0, groups=["policy"])])
+    trainer.fit(PPOModule(policy_dir, lr=1e-4, critic_lr=1e-3, critic="shared"), make_data())
+    assert [group["lr"] for group in trainer.optimizers[0].param_groups] == [0.0, 1e-3]
+
+
+def test_an_unknown_group_is_refused(fit, make_data):
+    data = make_data()
+    with pytest.raises(ConfigurationError, match="no parameter group 'critic', GRPOModule has 'policy'"):
+        fit(data, [WarmupCosine(groups=["critic"])])
+    assert data.rollout is None
 
 
 def test_a_longer_run_continues_the_longer_curve(fit, make_data, tmp_path):

@@ -35,6 +35,16 @@ def test_micro_batches_are_weighted_by_their_counts():
     assert metrics.compute() == {"kl": pytest.approx(4 / 24, abs=1e-12)}
 
 
+def test_so_far_is_of_this_rank_and_ends_with_a_reset():
+    metrics = IterationMetrics(["kl", "reward"], [])
+    metrics.update({"kl": (torch.tensor(2.0), 20)})
+    metrics.update({"kl": (1.0, 4), "reward": (5.0, 1)})
+    assert metrics.so_far("kl").tolist() == [3.0, 24.0]
+    assert metrics.compute()["kl"] == pytest.approx(3 / 24)
+    metrics.reset()
+    assert metrics.so_far("kl").tolist() == [0.0, 0.0]
+
+
 def test_an_empty_window_is_left_out():
     metrics = IterationMetrics(MEANS, MAXIMA)
     with pytest.warns(UserWarning, match="before the ``update``"):
@@ -118,3 +128,13 @@ def test_the_graph_is_not_kept():
 def test_an_unknown_name_is_an_error(update):
     with pytest.raises(KeyError, match="unknown"):
         IterationMetrics(MEANS, MAXIMA).update(*update)
+
+
+def test_minima_are_those_of_all_ranks():
+    one, two = (IterationMetrics([], ["longest"], ["lowest", "unseen"]) for _ in range(2))
+    one.update({}, {"longest": torch.tensor(3.0)}, {"lowest": torch.tensor(-1.5)})
+    one.update({}, minima={"lowest": torch.tensor(0.5)})
+    two.update({}, {"longest": torch.tensor(7.0)}, {"lowest": torch.tensor(-4.0)})
+    assert copy.deepcopy(one).compute() == {"longest": 3.0, "lowest": -1.5}
+    one.merge_state(two)
+    assert one.compute() == {"longest": 7.0, "lowest": -4.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -30,6 +31,15 @@ def held_out(folder):
     """Held-out metrics before training and after it."""
     table = pd.read_csv(folder / "csv" / "version_0" / "metrics.csv").dropna(subset=["val/accuracy"])
     return table.iloc[0], table.iloc[-1]
+
+
+def warnings_of(folder):
+    """What HealthMonitor warned of."""
+    file = folder / "tensorboard" / "version_0" / "health.jsonl"
+    if not file.exists():
+        return []
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return [line["finding"] for line in lines if line["event"] == "alarm" and line["level"] == "warning"]
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +77,14 @@ def test_the_logs_are_there(short_run):
     assert len(table) == 40
     assert table["step"].tolist() == list(range(1, 41))  # optimizer steps done
     assert not table[[name for name in table if not name.startswith("val/")]].isna().any(axis=None)
+
+
+def test_it_is_healthy(short_run):
+    folder, output = short_run
+    assert warnings_of(folder) == []
+    assert "health info near_zero_loss" in output
+    assert "│ health" in output
+    assert "no warning" in output
 
 
 def test_every_logged_metric_is_in_the_glossary(short_run):
@@ -109,6 +127,7 @@ def test_the_whole_quickstart_over_three_seeds(tmp_path, run_python):
         folder = tmp_path / str(seed)
         folder.mkdir()
         run_python("-m", "lit_rlhf", "fit", "-c", RECIPE, "-c", into(folder), "--seed_everything", seed)
+        assert warnings_of(folder) == []
         before, after = held_out(folder)
         rows.append([frame[name] for name in ("val/accuracy", "val/sampled_accuracy") for frame in (before, after)])
     greedy_before, greedy_after, sampled_before, sampled_after = (
@@ -132,3 +151,4 @@ def test_the_whole_ppo_quickstart(tmp_path, run_python):
     assert after["val/sampled_accuracy"] >= 0.85
     explained = pd.read_csv(tmp_path / "csv" / "version_0" / "metrics.csv")["value/explained_variance"]
     assert explained.max() >= 0.71 / 2
+    assert warnings_of(tmp_path) == []
