@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help install quickstart test test-slow lint format base clean
+.PHONY: help install quickstart test test-slow gpu-check lint format base clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -23,6 +23,10 @@ test: install ## Run the tests, without the slow ones and those that need a GPU 
 
 test-slow: install ## Run the slow tests.
 	$(BIN)/pytest -m slow
+
+gpu-check: ## Check the CUDA paths on one GPU, with what PYTHON has installed (PYTHON=.venv/bin/python).
+	@$(PYTHON) -c "import sys, torch; sys.exit(not torch.cuda.is_available() and 'gpu-check: no CUDA device here, nothing was checked')"
+	$(PYTHON) -m pytest -q -m gpu tests
 
 lint: install ## Check style and types.
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 class LitRLHFError(Exception):
@@ -16,12 +17,24 @@ class ConfigurationError(LitRLHFError, ValueError):
     """Options that are out of range or contradict each other. Raised before any model is loaded where possible."""
 
 
+class UsageError(ConfigurationError):
+    """A command line or a recipe that cannot be read. ``lit-rlhf`` exits with 2 instead of 1."""
+
+
 class DataError(LitRLHFError, ValueError):
     """A file, a row or a column that cannot be used. The message names the file and the row."""
 
 
 class RewardError(LitRLHFError, RuntimeError):
     """A reward function that raised or broke its contract. The message names the function and the row."""
+
+
+class CheckpointError(ConfigurationError):
+    """A checkpoint that cannot be read, or that belongs to another run. Nothing was changed."""
+
+
+class OutputError(LitRLHFError, OSError):
+    """A file or folder that cannot be written. The message names it; what stood there before is untouched."""
 
 
 class DivergedError(LitRLHFError, RuntimeError):
@@ -67,3 +80,22 @@ def check_number(
         low = f"[{minimum:g}" if minimum is not None else f"({above:g}" if above is not None else "(-inf"
         high = f"{maximum:g}]" if maximum is not None else f"{below:g})" if below is not None else "inf)"
         raise ConfigurationError(f"{name} must be a number in {low}, {high}, got {value}")
+
+
+def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Refuse an option that is none of the allowed words.
+
+    Args:
+        name: Of the option.
+        value: Given.
+        allowed: Words.
+
+    Raises:
+        ConfigurationError: Naming the option, the value and the allowed words.
+
+    >>> check_choice("baseline", "mode", ("mean", "median"))
+    Traceback (most recent call last):
+    lit_rlhf.errors.ConfigurationError: baseline must be one of mean, median, got 'mode'
+    """
+    if value not in allowed:
+        raise ConfigurationError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")

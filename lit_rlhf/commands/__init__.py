@@ -7,6 +7,8 @@ from importlib import import_module
 
 COMMANDS = {
     "data check": ("lit_rlhf.commands.data_check", "read, render and count all prompts of a recipe"),
+    "export": ("lit_rlhf.commands.export", "write a checkpoint's policy as a Hugging Face folder, or its adapter"),
+    "plan": ("lit_rlhf.commands.plan", "reckon what a recipe takes of each device's memory"),
     "rewards try": ("lit_rlhf.commands.rewards_try", "score sample completions with the rewards of a recipe"),
 }
 """Name on the command line: the module, and what it does in a few words."""

@@ -22,10 +22,12 @@ class Recipe:
     Attributes:
         module: Not set up: it knows tokenizer and configuration, no weights are loaded.
         data: Not set up either.
+        trainer: The Trainer's options as they are written.
     """
 
     module: PolicyModule
     data: RolloutDataModule
+    trainer: dict[str, Any]
 
 
 def read_recipe(args: Sequence[str]) -> Recipe:
@@ -49,7 +51,7 @@ def read_recipe(args: Sequence[str]) -> Recipe:
             f"the recipe has {type(module).__name__} and {type(data).__name__}; this command reads recipes with "
             "a policy module, such as GRPOModule, and a RolloutDataModule"
         )
-    return Recipe(module, data)
+    return Recipe(module, data, cli.trainer_options)
 
 
 class _ReadingCLI(LitRLHFCLI):
@@ -59,7 +61,8 @@ class _ReadingCLI(LitRLHFCLI):
     datamodule: L.LightningDataModule
 
     def instantiate_classes(self) -> None:
-        self.config.fit.pop("trainer", None)
+        trainer = self.config.fit.pop("trainer", None)
+        self.trainer_options: dict[str, Any] = {} if trainer is None else trainer.as_dict()
         built: Any = self.parser.instantiate(self.config).fit
         self.model, self.datamodule = built.model, built.data
 

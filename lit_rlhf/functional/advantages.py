@@ -27,6 +27,7 @@ def group_advantages(
     scale: Scale = "group",
     eps: float = 1e-4,
     ddof: int = 0,
+    batch_std: Tensor | None = None,
 ) -> Tensor:
     r"""Advantage of each completion against the completions of the same prompt.
 
@@ -44,8 +45,9 @@ def group_advantages(
         baseline: ``mean``, ``median`` (mean of the two middle values in even groups), ``leave_one_out`` (mean of the
             *others*) or ``none``.
         scale: Divide by the deviation of the ``group``, of the whole ``batch`` of rewards, or not at all (``none``).
-        eps: Added to the deviation.
+        eps: Added to the deviation; with 0, equal rewards still have an advantage of 0.
         ddof: 0 for the population deviation, 1 for Bessel's correction.
+        batch_std: Scalar deviation for ``scale="batch"``, of the rows of all ranks; of these alone by default.
 
     Returns:
         ``(N,)`` float32. A group with fewer than two scored rows gets 0 wherever a group statistic is needed.
@@ -57,7 +59,7 @@ def group_advantages(
     _check(rewards, group_index, scored_mask)
     _check_options(baseline, scale)
     stats = _group_statistics(rewards, group_index, scored_mask)
-    deviation = _deviation(stats, rewards, baseline) / _divisor(stats, rewards, scale, eps, ddof)
+    deviation = _deviation(stats, rewards, baseline) / _divisor(stats, rewards, scale, eps, ddof, batch_std)
     return torch.where(_usable(stats, baseline, scale), deviation, 0.0).float()
 
 
@@ -71,6 +73,7 @@ def return_to_go_advantages(
     scale: Scale = "group",
     eps: float = 1e-4,
     ddof: int = 0,
+    batch_std: Tensor | None = None,
     unscaled: Tensor | None = None,
 ) -> Tensor:
     r"""Token-level decomposition of the group advantage: a token answers for what came after it only.
@@ -90,6 +93,7 @@ def return_to_go_advantages(
         scale: See :func:`group_advantages`.
         eps: Added to the deviation.
         ddof: 0 for the population deviation.
+        batch_std: See :func:`group_advantages`.
         unscaled: ``(N,)`` bool, rows of groups whose whole task rewards agree while their steps do not. They are
             centred only: their deviation is 0, or KL noise, and dividing by it would blow the steps up thousandfold.
 
@@ -106,7 +110,7 @@ def return_to_go_advantages(
     _check(whole, group_index, scored_mask)
     _check_options(baseline, scale)
     stats = _group_statistics(whole, group_index, scored_mask)
-    divisor = _divisor(stats, whole, scale, eps, ddof)
+    divisor = _divisor(stats, whole, scale, eps, ddof, batch_std)
     if unscaled is not None:
         divisor = torch.where(unscaled, 1.0, divisor)
     later = returns_to_go.double() - whole.double()[:, None]
@@ -175,15 +179,20 @@ def _usable(stats: _GroupStatistics, baseline: Baseline, scale: Scale) -> Tensor
     return stats.scored & (stats.count[stats.group] >= 2) if needs_group else stats.scored
 
 
-def _divisor(stats: _GroupStatistics, rewards: Tensor, scale: Scale, eps: float, ddof: int) -> Tensor:
-    """``(N,)`` what each row's deviation is divided by."""
+def _divisor(
+    stats: _GroupStatistics, rewards: Tensor, scale: Scale, eps: float, ddof: int, batch_std: Tensor | None
+) -> Tensor:
+    """``(N,)`` what each row's deviation is divided by; infinite instead of 0."""
+    if scale == "none":
+        return torch.ones_like(rewards, dtype=torch.float64)
     if scale == "group":
-        return stats.std(ddof)[stats.group] + eps
-    if scale == "batch":
+        spread = stats.std(ddof)[stats.group]
+    elif batch_std is not None:
+        spread = batch_std.double().expand(len(rewards))
+    else:
         values = rewards.double()[stats.scored]
-        spread = values.std(correction=ddof) if len(values) > 1 else values.new_zeros(())
-        return (spread + eps).expand(len(rewards))
-    return torch.ones_like(rewards, dtype=torch.float64)
+        spread = (values.std(correction=ddof) if len(values) > 1 else values.new_zeros(())).expand(len(rewards))
+    return torch.where(spread + eps > 0, spread + eps, torch.inf)
 
 
 def _check_options(baseline: Baseline, scale: Scale) -> None:

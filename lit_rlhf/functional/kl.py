@@ -16,13 +16,21 @@ direction: its gradient is that of KL(reference ‖ policy).
 
 "Exact" means for each token given the tokens before it. A loss term on sampled tokens leaves the distribution of the
 prefixes fixed; only KL in the reward also credits a token with the KL of those that follow it.
+:func:`kl_loss` is the loss term in each of these forms.
 """
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 from torch import Tensor
 
 from lit_rlhf.functional.losses import importance_ratio
+
+KLEstimator = Literal["k1", "k2", "k3"]
+KLGradient = Literal["ratio", "plain"]
+KL_ESTIMATORS: tuple[str, ...] = get_args(KLEstimator)
+KL_GRADIENTS: tuple[str, ...] = get_args(KLGradient)
 
 
 def kl_k1(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
@@ -88,6 +96,59 @@ def kl_k3_ratio(log_probs: Tensor, ref_log_probs: Tensor, old_log_probs: Tensor)
     """
     d = log_probs - ref_log_probs
     return importance_ratio(ref_log_probs, old_log_probs) + importance_ratio(log_probs, old_log_probs) * (d - 1)
+
+
+def kl_loss(
+    log_probs: Tensor,
+    ref_log_probs: Tensor,
+    old_log_probs: Tensor,
+    estimator: KLEstimator = "k3",
+    gradient: KLGradient = "ratio",
+) -> Tensor:
+    r"""Per-token KL term of a loss, weighted by the importance ratio or plain.
+
+    =========  =================================  =====================================================
+    estimator  ``ratio``                          ``plain``
+    =========  =================================  =====================================================
+    ``k1``     ``r * d``                          refused: its gradient does not contain the reference
+    ``k2``     ``sg(r) * d**2 / 2``               ``d**2 / 2``, right on on-policy tokens alone
+    ``k3``     ``r * k3``: :func:`kl_k3_ratio`    ``k3``: pulls towards KL(reference ‖ policy)
+    =========  =================================  =====================================================
+
+    In expectation over tokens of the policy that sampled, the gradient of each form in the column ``ratio`` is that of
+    the exact KL(policy ‖ reference), before and after the policy has moved. Those of ``k2`` and ``k3`` are the same
+    token by token, ``r * d`` times that of the log-prob; ``k1`` adds noise of mean zero.
+
+    Args:
+        log_probs: Of the sampled tokens under the policy now, any shape, nats.
+        ref_log_probs: Same shape, under the reference.
+        old_log_probs: Same shape, under the policy that sampled the tokens; no gradient.
+        estimator: ``k1``, ``k2`` or ``k3``.
+        gradient: ``ratio`` or ``plain``.
+
+    Returns:
+        The shape of ``log_probs``.
+
+    Raises:
+        ValueError: ``k1`` without the ratio, or an unknown name.
+
+    >>> import torch
+    >>> lp = torch.tensor([-1.0, -2.0], requires_grad=True)
+    >>> kl_loss(lp, torch.tensor([-1.5, -1.5]), lp.detach(), "k2").sum().backward()
+    >>> lp.grad
+    tensor([ 0.5000, -0.5000])
+    """
+    if estimator not in KL_ESTIMATORS or gradient not in KL_GRADIENTS or (estimator, gradient) == ("k1", "plain"):
+        raise ValueError(f"there is no KL term with estimator {estimator!r} and gradient {gradient!r}")
+    if gradient == "plain":
+        return (kl_k2 if estimator == "k2" else kl_k3)(log_probs, ref_log_probs)
+    if estimator == "k3":
+        return kl_k3_ratio(log_probs, ref_log_probs, old_log_probs)
+    ratio = importance_ratio(log_probs, old_log_probs)
+    if estimator == "k1":
+        return ratio * kl_k1(log_probs, ref_log_probs)
+    # With a gradient of its own the ratio would turn this into the gradient of E[d**2 / 2], which is not the KL.
+    return ratio.detach() * kl_k2(log_probs, ref_log_probs)
 
 
 def adaptive_kl_coef(

@@ -12,7 +12,7 @@ from lit_rlhf.functional.logit_tiles import EntropyMode, LogitTiles, TilePlan, t
 
 KEPT_BYTES = 128 * 2**20
 # A tile stays in a CPU's outer cache between the passes over it; elsewhere its kernels must outlast their launch.
-_CPU_TILE_BYTES, _TILE_BYTES = 4 * 2**20, 256 * 2**20
+CPU_TILE_BYTES, TILE_BYTES = 4 * 2**20, 256 * 2**20
 
 
 def hidden_log_probs(
@@ -68,7 +68,7 @@ def hidden_log_probs(
         dtype = torch.get_autocast_dtype(device)
     precision = torch.float64 if dtype == torch.float64 else torch.float32
 
-    size = tile_bytes or (_CPU_TILE_BYTES if device == "cpu" else _TILE_BYTES)
+    size = tile_bytes or (CPU_TILE_BYTES if device == "cpu" else TILE_BYTES)
     rows, columns = tile_shape(token_ids.numel(), len(weight), max(1, size // precision.itemsize))
     inputs = [tensor for tensor in (hidden, weight, bias) if tensor is not None]
     plan = TilePlan(

@@ -12,12 +12,26 @@ import torch
 from torch import nn
 
 from lit_rlhf.errors import ConfigurationError
+from lit_rlhf.models.quantization import Quantization, quantization_options, steady
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 # Dropout and layer dropout by all their names, and the noise that mixtures of experts add to their router's input.
 _NOISE_WORDS = ("drop", "jitter")
+
+# Values with which an option of a generation config changes nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "temperature": (1.0,),
+    "top_k": (0, 50),  # 50 is the default of transformers, written into many files
+    "top_p": (1.0,),
+    "min_p": (0.0,),
+    "typical_p": (1.0,),
+    "repetition_penalty": (1.0,),
+    "no_repeat_ngram_size": (0,),
+    "suppress_tokens": ([],),
+    "bad_words_ids": ([],),
+}
 
 
 def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
@@ -67,6 +81,8 @@ def load_causal_lm(
     dtype: torch.dtype = torch.float32,
     random_init: bool = False,
     attn_implementation: str | None = None,
+    quantization: Quantization | None = None,
+    device: torch.device | None = None,
 ) -> PreTrainedModel:
     """Load a causal language model without dropout, in train mode.
 
@@ -75,15 +91,21 @@ def load_causal_lm(
         dtype: Type of the weights. Keep ``float32`` unless memory forbids it: small steps are lost in ``bfloat16``.
         random_init: Take only the configuration and draw new weights (for training from scratch).
         attn_implementation: Attention of ``transformers`` (``"sdpa"``, ``"eager"``, ...); its own choice by default.
+        quantization: Load the linear layers in ``8bit`` or ``4bit``, all but the vocabulary head; they cannot be
+            trained.
+        device: Where a quantised model is put while it is loaded; any other stays on the CPU.
 
     Raises:
         ConfigurationError: No causal language model can be loaded from there.
     """
     from transformers import AutoModelForCausalLM
 
-    return _load_trainable(
-        AutoModelForCausalLM, "causal language model", name_or_path, dtype, attn_implementation, random_init
+    extra = {} if quantization is None else quantization_options(quantization, dtype, device)
+    model = _load_trainable(
+        AutoModelForCausalLM, "causal language model", name_or_path, dtype, attn_implementation, random_init, **extra
     )
+    steady(model)
+    return model
 
 
 def load_backbone(
@@ -111,9 +133,12 @@ def _load_trainable(
     dtype: torch.dtype,
     attn_implementation: str | None,
     random_init: bool = False,
+    **options: Any,
 ) -> PreTrainedModel:
+    from safetensors import SafetensorError
+
     config = load_config(name_or_path)
-    options: dict[str, Any] = {"dtype": dtype}
+    options["dtype"] = dtype
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
     try:
@@ -121,7 +146,7 @@ def _load_trainable(
             model = auto_class.from_config(config, **options)
         else:
             model = auto_class.from_pretrained(name_or_path, config=config, **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise ConfigurationError(_not_found(what, name_or_path, error)) from error
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -135,7 +160,7 @@ def eos_token_ids(
 ) -> tuple[int, ...]:
     """Every id that ends a completion: the generation config's, the model config's and the tokenizer's.
 
-    Nothing else is taken from the checkpoint's generation config.
+    Nothing else is taken from the checkpoint's generation config; see :func:`ignored_generation_options`.
 
     Args:
         name_or_path: Hub name or folder of the model.
@@ -153,6 +178,22 @@ def eos_token_ids(
         if value is not None:
             ids.update([value] if isinstance(value, int) else value)
     return tuple(sorted(ids))
+
+
+def ignored_generation_options(name_or_path: str) -> dict[str, Any]:
+    """What the checkpoint's generation config asks for that changes which tokens are sampled, and is not followed.
+
+    Args:
+        name_or_path: Hub name or folder of the model.
+    """
+    from transformers import GenerationConfig
+
+    try:
+        config = GenerationConfig.from_pretrained(name_or_path)
+    except OSError:
+        return {}
+    given = {name: getattr(config, name, None) for name in _NEUTRAL}
+    return {name: value for name, value in given.items() if value is not None and value not in _NEUTRAL[name]}
 
 
 def context_length(config: PretrainedConfig) -> int | None:
@@ -180,11 +221,12 @@ def _refuse_adapter(name_or_path: str) -> None:
     if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
         raise ConfigurationError(
             f"{name_or_path!r} holds a low-rank adapter, not a model: merge it into its base first "
-            "(peft: PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder))"
+            "(peft: PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder)), or train "
+            "on from it: its base in `policy`, this folder in `adapter`"
         )
 
 
 def _not_found(what: str, name_or_path: str, error: Exception) -> str:
-    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    first_line = str(error).strip().splitlines()[0].rstrip(" :") if str(error).strip() else type(error).__name__
     hint = "the folder exists" if Path(name_or_path).is_dir() else "no such folder here"
     return f"Cannot load a {what} from {name_or_path!r} ({hint}). transformers says: {first_line}"

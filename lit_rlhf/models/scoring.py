@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from lit_rlhf.errors import ConfigurationError
 from lit_rlhf.models.loading import load_config
+from lit_rlhf.models.quantization import Quantization, quantization_options, steady
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,7 +25,7 @@ def load_sequence_classifier(
     num_labels: int | None = None,
     dtype: torch.dtype = torch.float32,
     attn_implementation: str | None = None,
-    quantization: Literal["8bit", "4bit"] | None = None,
+    quantization: Quantization | None = None,
     device: torch.device | None = None,
 ) -> PreTrainedModel:
     """Load a sequence classifier without dropout, in evaluation mode.
@@ -41,7 +42,7 @@ def load_sequence_classifier(
     Raises:
         ConfigurationError: No sequence classifier can be loaded from there, or it is an encoder-decoder.
     """
-    from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig
+    from transformers import AutoModelForSequenceClassification
 
     config = load_config(name_or_path)
     if getattr(config, "is_encoder_decoder", False):
@@ -55,11 +56,7 @@ def load_sequence_classifier(
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
     if quantization is not None:
-        bits: dict[str, Any] = {"load_in_8bit": True}
-        if quantization == "4bit":
-            bits = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
-        options["quantization_config"] = BitsAndBytesConfig(llm_int8_skip_modules=_HEADS, **bits)
-        options["device_map"] = {"": device or torch.device("cpu")}
+        options.update(quantization_options(quantization, dtype, device, keep=_HEADS))
     try:
         model, info = AutoModelForSequenceClassification.from_pretrained(
             name_or_path, config=config, output_loading_info=True, **options
@@ -73,6 +70,7 @@ def load_sequence_classifier(
         raise ConfigurationError(
             f"{name_or_path!r} is no trained sequence classifier: it lacks {', '.join(sorted(info['missing_keys']))}"
         )
+    steady(model)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

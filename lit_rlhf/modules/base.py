@@ -12,66 +12,39 @@ from torch import Tensor
 
 from lit_rlhf.callbacks.completion_writer import CompletionWriter
 from lit_rlhf.callbacks.distributions import Distributions
+from lit_rlhf.callbacks.divergence_report import DivergenceReport
 from lit_rlhf.callbacks.health_monitor import HealthMonitor
 from lit_rlhf.callbacks.run_summary import RunSummary
 from lit_rlhf.callbacks.std_threshold_mask import StdThresholdMask
 from lit_rlhf.callbacks.throughput import Throughput
 from lit_rlhf.errors import ConfigurationError, DivergedError, check_number
-from lit_rlhf.functional.losses import AGGREGATIONS, Aggregation, loss_denominator
 from lit_rlhf.metrics.iteration import IterationMetrics
-from lit_rlhf.models.forward import EntropyMode, completion_outputs
-from lit_rlhf.modules.policy_loss import POLICY_MEANS, KLPlacement, PolicyLoss
+from lit_rlhf.models.forward import completion_outputs
+from lit_rlhf.modules.objective import WEIGHT_MEANS, PolicyObjective
+from lit_rlhf.modules.policy_loss import POLICY_MEANS
 from lit_rlhf.modules.rollout_log import ROLLOUT_MAXIMA, ROLLOUT_MEANS, ROLLOUT_MINIMA, add_rollout, with_reward_std
-from lit_rlhf.modules.scored_policy import ScoredPolicy
 
 if TYPE_CHECKING:
     from lit_rlhf.models.completions import CompletionOutputs
     from lit_rlhf.rollout.batch import MicroBatch, RolloutBatch
 
 
-class PolicyModule(ScoredPolicy):
+class PolicyModule(PolicyObjective):
     """A policy trained on rollouts. Subclasses give :meth:`compute_advantages` and :meth:`loss`.
 
     Args:
         policy: Hub name or folder of the model to train; it is the reference, too.
-        kl_coef: Weight of the KL penalty against the reference (useful range 0.01 to 0.1). At 0 no reference is loaded.
-        kl_placement: ``reward`` subtracts the penalty from the reward, ``loss`` adds it to the loss. A run must be
-            resumed with the placement it was started with.
-        clip_range: The importance ratio may fall to ``1 - clip_range`` and rise to ``1 + clip_range``.
-        clip_range_high: Another upper range, if given.
-        loss_aggregation: ``token_mean``, ``sequence_mean`` or ``constant`` (rows times ``max_new_tokens``), each over
-            the whole optimizer step.
-        entropy_coef: Weight of an entropy bonus.
         max_skipped_steps: An optimizer step with a gradient that is not finite is skipped; after this many in a row the
             run stops with a checkpoint.
-        options: Of :class:`~lit_rlhf.modules.causal_lm.CausalLMModule`: what concerns the model and the optimizer.
+        options: Of :class:`~lit_rlhf.modules.objective.PolicyObjective`: the loss, the KL penalty, and what concerns
+            the model and the optimizer.
     """
 
     mean_names: tuple[str, ...] = ()
 
-    def __init__(
-        self,
-        policy: str,
-        kl_coef: float = 0.04,
-        kl_placement: KLPlacement = "reward",
-        clip_range: float = 0.2,
-        clip_range_high: float | None = None,
-        loss_aggregation: Aggregation = "token_mean",
-        entropy_coef: float = 0.0,
-        max_skipped_steps: int = 10,
-        **options: Any,
-    ) -> None:
-        super().__init__(policy, kl_coef, kl_placement, **options)
-        check_number("entropy_coef", entropy_coef, minimum=0)
+    def __init__(self, policy: str, max_skipped_steps: int = 10, **options: Any) -> None:
+        super().__init__(policy, **options)
         check_number("max_skipped_steps", max_skipped_steps, minimum=1)
-        if loss_aggregation not in AGGREGATIONS:
-            raise ConfigurationError(
-                f"loss_aggregation must be one of {', '.join(AGGREGATIONS)}, got {loss_aggregation!r}"
-            )
-        clip_high = clip_range if clip_range_high is None else clip_range_high
-        self.policy_loss = PolicyLoss(clip_range, clip_high, kl_placement, entropy_coef)
-        self.loss_aggregation = loss_aggregation
-        self.entropy_coef = entropy_coef
         self.max_skipped_steps = max_skipped_steps
         self._skipped_in_a_row = 0
         self._step_is_dead = False
@@ -86,7 +59,8 @@ class PolicyModule(ScoredPolicy):
             raise ConfigurationError(f"{type(self).__name__} trains on a RolloutDataModule; pass it as datamodule=...")
         self.check_data(data.group_size)
         self.setup_evaluation(data, stage)
-        means = (*ROLLOUT_MEANS, *POLICY_MEANS, *self.mean_names, *(f"reward/{name}" for name in data.scorer.names))
+        own = (*POLICY_MEANS, *WEIGHT_MEANS, *self.mean_names)
+        means = (*ROLLOUT_MEANS, *own, *(f"reward/{name}" for name in data.scorer.names))
         self.iteration_metrics = IterationMetrics(
             means, ["sampling/log_prob_gap", "policy/first_step_ratio_gap", *ROLLOUT_MAXIMA], ROLLOUT_MINIMA
         )
@@ -105,14 +79,6 @@ class PolicyModule(ScoredPolicy):
             group_size: Completions per prompt.
         """
 
-    def numerics_summary(self) -> str:
-        """The choices that make up this objective, in one line."""
-        policy = self.policy_loss
-        penalty = f"KL in the {self.kl_placement}, coefficient {self.kl_coef:g}" if self.kl_coef else "no KL penalty"
-        clip = f"clip [{1 - policy.clip_low:g}, {1 + policy.clip_high:g}]"
-        bonus = f"; entropy bonus {self.entropy_coef:g}" if self.entropy_coef else ""
-        return f"{clip}; {self.loss_aggregation}; {penalty}{bonus}"
-
     def compute_advantages(self, rollout: RolloutBatch) -> RolloutBatch:
         """Fill in ``advantages``; the only place where PPO and GRPO differ before the loss.
 
@@ -120,41 +86,6 @@ class PolicyModule(ScoredPolicy):
             rollout: Scored rows of this rank.
         """
         raise NotImplementedError
-
-    def live_rows(self, rollout: RolloutBatch) -> Tensor:
-        """Rows with something to teach: a token with an advantage, or a term of the loss that needs none.
-
-        Args:
-            rollout: With advantages.
-
-        Returns:
-            ``(N,)`` bool.
-        """
-        assert rollout.advantages is not None
-        taught = self.loss_mask(rollout)
-        if self.entropy_coef == 0 and not (self.kl_placement == "loss" and rollout.kl_coef > 0):
-            taught = taught & (rollout.advantages != 0)
-        return taught.any(dim=-1)
-
-    def loss_mask(self, rollout: RolloutBatch) -> Tensor:
-        """Tokens that are learned from: rows that nobody scored are not.
-
-        Args:
-            rollout: ``N`` rows.
-
-        Returns:
-            ``(N, T)`` bool.
-        """
-        return rollout.completion_mask & rollout.scored_mask[:, None]
-
-    def loss_denominator(self, rollout: RolloutBatch, max_new_tokens: int) -> float:
-        """This rank's share of an optimizer step's loss denominator; ``constant`` counts unscored rows too.
-
-        Args:
-            rollout: Rows of the step.
-            max_new_tokens: The sampling limit.
-        """
-        return loss_denominator(self.loss_mask(rollout), self.loss_aggregation, max_new_tokens)
 
     # The optimizer step
 
@@ -178,11 +109,6 @@ class PolicyModule(ScoredPolicy):
         """
         assert self.policy is not None
         return completion_outputs(self.policy, rows, rows.temperature, self.entropy_mode)
-
-    @property
-    def entropy_mode(self) -> EntropyMode:
-        """Entropy is always logged; it needs a graph where it is part of the loss."""
-        return "train" if self.entropy_coef > 0 else "detached"
 
     def on_train_batch_end(self, outputs: Any, batch: MicroBatch, batch_idx: int) -> None:
         """Close the iteration with its last micro-batch; a stop that is asked for earlier waits for that."""
@@ -250,7 +176,15 @@ class PolicyModule(ScoredPolicy):
     def configure_callbacks(self) -> list[L.Callback]:
         """What every run wants, unless the Trainer has one of its own."""
         return super().configure_callbacks() + self.unless_present(
-            [StdThresholdMask(), HealthMonitor(), Distributions(), Throughput(), RunSummary(), CompletionWriter()]
+            [
+                StdThresholdMask(),
+                HealthMonitor(),
+                Distributions(),
+                Throughput(),
+                RunSummary(),
+                CompletionWriter(),
+                DivergenceReport(),
+            ]
         )
 
     def _close_iteration(self) -> dict[str, float]:

@@ -28,6 +28,7 @@ class HeldOutEvaluation(CausalLMModule):
     """
 
     initial_metrics: dict[str, float]
+    last_evaluation: dict[str, Any] | None = None  # of the validation before the next checkpoint, with its step
     held_out: dict[str, Metric]
 
     def setup_evaluation(self, data: RolloutDataModule, stage: str) -> None:
@@ -58,8 +59,6 @@ class HeldOutEvaluation(CausalLMModule):
 
     def predict_step(self, batch: Sequence[Prompt], batch_idx: int) -> list[dict[str, Any]]:
         """Greedy and sampled completions of a batch as plain records, one per completion."""
-        if not batch:
-            return []
         greedy, sampled = evaluate_prompts(self, self._rollout_data, batch)
         records = _records(greedy, "greedy")
         return records + (_records(sampled, "sampled") if sampled else [])
@@ -69,6 +68,7 @@ class HeldOutEvaluation(CausalLMModule):
         if self.trainer.sanity_checking:
             values = self._computed("val")
             self.initial_metrics = values
+            self._remember(values)
             for logger in self.trainer.loggers:
                 logger.log_metrics(values, step=self.trainer.global_step)
             return
@@ -79,9 +79,9 @@ class HeldOutEvaluation(CausalLMModule):
         self._log_held_out("test")
 
     def _evaluate(self, batch: Sequence[Prompt]) -> None:
-        if not batch:  # another rank still has prompts
-            return
         greedy, sampled = evaluate_prompts(self, self._rollout_data, batch)
+        if not batch:  # other ranks had prompts, and gathered weights with this one
+            return
         metrics = self.held_out
         metrics["accuracy"].update(greedy.correct.float())
         shown = sampled or greedy
@@ -102,8 +102,12 @@ class HeldOutEvaluation(CausalLMModule):
         # Already reduced over ranks by the metrics.
         values = self._computed(prefix)
         if self.trainer.state.fn == "fit":
+            self._remember(values)
             values["step"] = float(self.trainer.global_step)  # the x-axis: optimizer steps done
         self.log_dict(values)
+
+    def _remember(self, values: dict[str, float]) -> None:
+        self.last_evaluation = {"step": self.trainer.global_step, "metrics": dict(values)}
 
     def _computed(self, prefix: str) -> dict[str, float]:
         # Every rank computes every metric (ranks exchange their sums in it); one without a value is left out.

@@ -28,7 +28,7 @@ from lit_rlhf.functional.losses import aggregate
 from lit_rlhf.models.completions import CompletionOutputs, CompletionStates
 from lit_rlhf.models.forward import completion_outputs, completion_states
 from lit_rlhf.models.loading import load_backbone
-from lit_rlhf.models.lora import VALUE_ADAPTER, add_lora, enable_gradient_checkpointing
+from lit_rlhf.models.lora import VALUE_ADAPTER, enable_gradient_checkpointing
 from lit_rlhf.models.value import CRITICS, Critic, CriticKind, adapter_states, value_after_last
 from lit_rlhf.modules.base import PolicyModule
 from lit_rlhf.modules.pretrained import DTYPES, parameter_group
@@ -110,6 +110,7 @@ class PPOModule(PolicyModule):
         self.critic: Critic | None = None
         self._critic_moments: Tensor | None = None
         self.save_hyperparameters()
+        self.save_hyperparameters(self.chosen_options)
 
     def build_models(self) -> None:
         """Build policy, reference and critic."""
@@ -126,7 +127,7 @@ class PPOModule(PolicyModule):
         self.critic = Critic(self.model_config.get_text_config().hidden_size)
         if self.critic_kind == "adapter":
             assert self.policy is not None
-            add_lora(self.policy, self.lora_rank, self.lora_alpha, self.lora_target_modules, VALUE_ADAPTER)
+            self.add_adapter(self.policy, VALUE_ADAPTER)
 
     def models(self) -> list[nn.Module]:
         """Policy, reference and critic."""

@@ -12,14 +12,16 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 
 from lit_rlhf.callbacks.export_policy import ExportPolicy
+from lit_rlhf.callbacks.graceful_stop import GracefulStop
 from lit_rlhf.callbacks.resume_guard import ResumeGuard
 from lit_rlhf.callbacks.warmup_cosine import WarmupCosine
 from lit_rlhf.checkpointing import atomic_folder
-from lit_rlhf.errors import ConfigurationError, check_number
+from lit_rlhf.errors import ConfigurationError, check_choice, check_number
 from lit_rlhf.models.forward import prepare_for_passes
 from lit_rlhf.models.layouts import base_of
 from lit_rlhf.models.loading import load_config, load_tokenizer
-from lit_rlhf.strategies import check_mesh, shard_module, whole, whole_state_dict
+from lit_rlhf.modules.optimizers import OPTIMIZERS, OptimizerName, check_optimizer, make_optimizer
+from lit_rlhf.strategies import check_mesh, check_strategy, shard_module, shards_weights, whole, whole_state_dict
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -33,6 +35,8 @@ class PretrainedModule(L.LightningModule):
     Args:
         model_name: Hub name or folder of the model. Its tokenizer comes from the same place.
         lr: Learning rate after warm-up.
+        optimizer: ``adamw``; ``adamw_8bit``, whose moments take a quarter of the memory (bitsandbytes); or
+            ``paged_adamw_8bit``, which also moves them to the host while a GPU's memory is full.
         weight_decay: AdamW's decoupled weight decay.
         betas: AdamW's moments.
         max_grad_norm: Gradients are scaled down to this norm, unless the Trainer's ``gradient_clip_val`` says another;
@@ -47,6 +51,7 @@ class PretrainedModule(L.LightningModule):
         self,
         model_name: str,
         lr: float,
+        optimizer: OptimizerName = "adamw",
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.95),
         max_grad_norm: float | None = 1.0,
@@ -58,6 +63,7 @@ class PretrainedModule(L.LightningModule):
         super().__init__()
         if dtype not in DTYPES:
             raise ConfigurationError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+        check_choice("optimizer", optimizer, OPTIMIZERS)
         check_number("lr", lr, above=0)
         check_number("weight_decay", weight_decay, minimum=0)
         check_number("max_grad_norm", max_grad_norm, above=0)
@@ -66,6 +72,7 @@ class PretrainedModule(L.LightningModule):
             check_number(name, beta, minimum=0, below=1)
         self.model_name = str(model_name)
         self.lr = lr
+        self.optimizer_name = optimizer
         self.weight_decay = weight_decay
         self.betas = betas
         self.max_grad_norm = max_grad_norm
@@ -101,6 +108,8 @@ class PretrainedModule(L.LightningModule):
         sharded = isinstance(getattr(self._trainer, "strategy", None), ModelParallelStrategy)
         if sharded:
             check_mesh(self.trainer)
+        if self._trainer is not None:
+            self.check_devices()
         self.build_models()
         if sharded:
             assert self.device_mesh is not None
@@ -109,6 +118,12 @@ class PretrainedModule(L.LightningModule):
                 shard_module(base_of(model), self.device_mesh["data_parallel"])
             # A sharded checkpoint is compared with every weight there is, those that are never saved among them.
             self.strict_loading = False
+
+    def check_devices(self) -> None:
+        """Refuse what the Trainer's devices and strategy cannot do, before a model is loaded."""
+        check_strategy(self.trainer)
+        if self.is_fitting:
+            check_optimizer(self.optimizer_name, self.trainer.strategy.root_device, shards_weights(self.trainer))
 
     def build_models(self) -> None:
         """Build what is not built yet: Lightning asks before each of fit, validate, test and predict."""
@@ -119,11 +134,14 @@ class PretrainedModule(L.LightningModule):
         return [] if self.trained_model is None else [self.trained_model]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One AdamW over named parameter groups; callbacks and LearningRateMonitor know them by name."""
-        # One pass over the weights instead of a dozen.
-        fused = self._may_fuse()
-        return torch.optim.AdamW(
-            self.parameter_groups(), lr=self.lr, betas=self.betas, weight_decay=self.weight_decay, fused=fused
+        """One optimizer over named parameter groups; callbacks and LearningRateMonitor know them by name."""
+        return make_optimizer(
+            self.optimizer_name,
+            self.parameter_groups(),
+            lr=self.lr,
+            betas=self.betas,
+            weight_decay=self.weight_decay,
+            fused=self._may_fuse(),  # one pass over the weights instead of a dozen
         )
 
     def _may_fuse(self) -> bool:
@@ -159,8 +177,10 @@ class PretrainedModule(L.LightningModule):
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Warm-up/cosine, the export at the end of fit and the guard of checkpoints, unless the Trainer has its own."""
-        return self.unless_present([WarmupCosine(warmup_ratio=self.warmup_ratio), ExportPolicy(), ResumeGuard()])
+        """What every run of fit wants, unless the Trainer has one of its own."""
+        return self.unless_present(
+            [WarmupCosine(warmup_ratio=self.warmup_ratio), ExportPolicy(), ResumeGuard(), GracefulStop()]
+        )
 
     def unless_present(self, defaults: Sequence[L.Callback]) -> list[L.Callback]:
         """Those of the default callbacks whose like the Trainer does not have.

@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from lit_rlhf.errors import ConfigurationError, check_number
+from lit_rlhf.errors import ConfigurationError, check_choice, check_number
 from lit_rlhf.models.forward import completion_outputs
 from lit_rlhf.models.layouts import runs_layouts
 from lit_rlhf.models.loading import load_causal_lm
-from lit_rlhf.models.lora import without_adapter
+from lit_rlhf.models.lora import REFERENCE_ADAPTER, active_adapter, freeze_adapter, without_adapter
 from lit_rlhf.models.reference import FrozenReference, forget_missing_reference
 from lit_rlhf.modules.evaluation import HeldOutEvaluation
 from lit_rlhf.modules.policy_loss import KLPlacement
 from lit_rlhf.modules.pretrained import DTYPES
 from lit_rlhf.modules.scoring import by_parts
-from lit_rlhf.strategies import saves_shards
 
 if TYPE_CHECKING:
     from lit_rlhf.rollout.batch import RolloutBatch
@@ -28,29 +27,29 @@ LOG_PROB_TOLERANCE = 1e-5
 class ScoredPolicy(HeldOutEvaluation):
     """A policy that is held near a frozen reference: the model as it was before any training.
 
-    With adapters the reference is the base with the adapter switched off, else a second copy that is kept out of
-    checkpoints.
+    With a new adapter the reference is the base with the adapter switched off, with a trained one a frozen copy of that
+    adapter, else a second copy of the model. Copies are kept out of checkpoints.
 
     Args:
         policy: Hub name or folder of the model to train; it is the reference, too.
         kl_coef: Weight of the KL penalty against the reference; at 0 no reference is loaded.
-        kl_placement: ``reward`` or ``loss``.
+        kl_placement: One of :attr:`kl_placements`.
         options: Of :class:`~lit_rlhf.modules.causal_lm.CausalLMModule`.
     """
+
+    kl_placements: tuple[KLPlacement, ...] = ("reward", "loss")
 
     def __init__(self, policy: str, kl_coef: float, kl_placement: KLPlacement, **options: Any) -> None:
         super().__init__(policy, **options)
         check_number("kl_coef", kl_coef, minimum=0)
         if self.random_init:
             raise ConfigurationError("reinforcement learning starts from a trained model: leave random_init off")
-        if kl_placement not in ("reward", "loss"):
-            raise ConfigurationError(f"kl_placement must be 'reward' or 'loss', got {kl_placement!r}")
+        check_choice(f"kl_placement of {type(self).__name__}", kl_placement, self.kl_placements)
         self.kl_coef = kl_coef
         self.kl_placement = kl_placement
         self.reference: FrozenReference | None = None
         self.log_prob_gap: float | None = None
         self.register_load_state_dict_post_hook(forget_missing_reference)
-        self.register_load_state_dict_post_hook(_forget_missing_base)
 
     def build_models(self) -> None:
         """Build the policy and, where it is needed, its frozen reference."""
@@ -66,6 +65,13 @@ class ScoredPolicy(HeldOutEvaluation):
             options = {"dtype": DTYPES[self.dtype_name], "attn_implementation": self.attn_implementation}
             source = load_causal_lm(self.model_name, **options)  # type: ignore[arg-type]
         self.reference = FrozenReference(source)
+
+    def _new_policy(self) -> nn.Module:
+        policy = super()._new_policy()
+        if self.adapter is not None and self.kl_coef > 0:
+            policy = self.add_adapter(policy, REFERENCE_ADAPTER, self.adapter)
+            freeze_adapter(policy, REFERENCE_ADAPTER)
+        return policy
 
     def models(self) -> list[nn.Module]:
         """Policy and reference."""
@@ -86,7 +92,7 @@ class ScoredPolicy(HeldOutEvaluation):
         """
         changes: dict[str, Any] = {"kl_coef": self.kl_coef}
         penalised = self.kl_coef > 0
-        if not ratio_is_one or (penalised and self.kl_placement == "reward"):
+        if not ratio_is_one or (penalised and self.kl_placement != "loss"):
             changes["old_log_probs"] = self._old_log_probs(rollout, parts)
         if penalised:
             changes["ref_log_probs"] = self._reference_log_probs(rollout, parts)
@@ -99,11 +105,12 @@ class ScoredPolicy(HeldOutEvaluation):
         return self._policy_log_probs(self.policy, rollout, parts)
 
     def _reference_log_probs(self, rollout: RolloutBatch, parts: list[list[int]]) -> Tensor:
-        """Of the frozen copy, or of the base with the adapter switched off."""
+        """Of the frozen copy of model or adapter, or of the base with the adapter switched off."""
         if self.reference is not None:
             return self._policy_log_probs(self.reference.model, rollout, parts)
         assert self.policy is not None
-        with without_adapter(self.policy):
+        own = self.adapter is not None
+        with active_adapter(self.policy, REFERENCE_ADAPTER) if own else without_adapter(self.policy):
             return self._policy_log_probs(self.policy, rollout, parts)
 
     @staticmethod
@@ -120,14 +127,11 @@ class ScoredPolicy(HeldOutEvaluation):
                 "ModelCheckpoint(every_n_epochs=1), without every_n_train_steps, train_time_interval, "
                 "val_check_interval or OnExceptionCheckpoint"
             )
-        if self.lora_rank and not saves_shards(self._trainer):
-            # The frozen base is loaded from where it came from.
-            frozen = {f"policy.{name}" for name, p in self.policy.named_parameters() if not p.requires_grad}  # type: ignore[union-attr]
-            state = checkpoint["state_dict"]
-            checkpoint["state_dict"] = {name: value for name, value in state.items() if name not in frozen}
+        super().on_save_checkpoint(checkpoint)
         checkpoint["lit_rlhf"] = {
             "log_prob_gap": self.log_prob_gap,
             "kl_placement": self.kl_placement,
+            "held_out": self.last_evaluation,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -140,10 +144,4 @@ class ScoredPolicy(HeldOutEvaluation):
                 "resume with the same one, or start a new run from the exported policy"
             )
         self.log_prob_gap = saved.get("log_prob_gap")
-
-
-def _forget_missing_base(module: nn.Module, incompatible_keys: Any) -> None:
-    """Post-hook of ``load_state_dict``: with an adapter the frozen base is not part of a checkpoint."""
-    if getattr(module, "lora_rank", 0):
-        frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
-        incompatible_keys.missing_keys[:] = [key for key in incompatible_keys.missing_keys if key not in frozen]
+        self.last_evaluation = saved.get("held_out")

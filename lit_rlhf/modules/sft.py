@@ -33,6 +33,7 @@ class SFTModule(CausalLMModule):
         # Sums and counts of tokens, so that batches and ranks of any size give the mean over all tokens.
         self.val_loss = MeanMetric(nan_strategy="disable")
         self.val_token_accuracy = MeanMetric(nan_strategy="disable")
+        self.save_hyperparameters()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Logits of the token that follows each position.

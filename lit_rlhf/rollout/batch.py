@@ -44,6 +44,7 @@ class RolloutBatch:
         old_log_probs: ``(N, T)`` under the policy that sampled; ``None`` where the ratio is 1 by construction.
         ref_log_probs: ``(N, T)`` under the reference; ``None`` without one.
         advantages: ``(N, T)`` float32, set by the module.
+        loss_weights: ``(N, T)`` float32 weights of the tokens in the surrogate; ``None`` where all are 1.
         values: ``(N, T)`` of a critic, if there is one.
         returns: ``(N, T)`` regression targets of a critic.
         bootstrap_values: ``(N,)`` a critic's value of the state that each completion ends in.
@@ -72,6 +73,7 @@ class RolloutBatch:
     old_log_probs: Tensor | None = field(default=None, metadata=_PER_ROW)
     ref_log_probs: Tensor | None = field(default=None, metadata=_PER_ROW)
     advantages: Tensor | None = field(default=None, metadata=_PER_ROW)
+    loss_weights: Tensor | None = field(default=None, metadata=_PER_ROW)
     values: Tensor | None = field(default=None, metadata=_PER_ROW)
     returns: Tensor | None = field(default=None, metadata=_PER_ROW)
     bootstrap_values: Tensor | None = field(default=None, metadata=_PER_ROW)
@@ -225,6 +227,7 @@ _COMPLETION_FIELDS = (
     "old_log_probs",
     "ref_log_probs",
     "advantages",
+    "loss_weights",
     "values",
     "returns",
 )

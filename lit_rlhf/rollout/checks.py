@@ -42,6 +42,8 @@ def check_options(data: RolloutDataModule) -> None:
             f"steps_per_pass={data.steps_per_pass} optimizer steps cannot share "
             f"prompts_per_iteration={data.prompts_per_iteration} prompts; at most one step per prompt"
         )
+    if data.seed is not None and data.seed < 0:
+        raise ConfigurationError(f"seed must be 0 or positive, got {data.seed}")
     if data.val_temperature < 0:
         raise ConfigurationError(f"val_temperature must be 0 (greedy) or positive, got {data.val_temperature}")
     if data.val_samples < 0:
@@ -64,6 +66,12 @@ def check_trainer(data: RolloutDataModule, trainer: L.Trainer) -> int | None:
     Raises:
         ConfigurationError: Naming the option and the line to write.
     """
+    module = trainer.lightning_module
+    if not hasattr(module, "score_rollout"):
+        raise ConfigurationError(
+            f"RolloutDataModule makes rollouts for PPOModule and GRPOModule; {type(module).__name__} learns from "
+            "another one (SFTModule: SupervisedDataModule, RewardModelModule: PreferenceDataModule)"
+        )
     if data.sources["train"] is None:
         raise ConfigurationError("fit needs training prompts: set RolloutDataModule(train=...)")
     if trainer.precision in ("bf16-true", "16-true", "64-true", "transformer-engine"):
@@ -85,6 +93,9 @@ def check_trainer(data: RolloutDataModule, trainer: L.Trainer) -> int | None:
             f"limit_train_batches={limit} would throw away part of every rollout; "
             "lower prompts_per_iteration or max_epochs instead"
         )
+    clip = trainer.gradient_clip_val
+    if clip is not None and clip < 0:
+        raise ConfigurationError(f"gradient_clip_val must be 0 (off) or positive, got {clip}")
     steps = data.optimizer_steps_per_iteration
     if trainer.max_steps > 0 and trainer.max_steps % steps and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         raise ConfigurationError(
@@ -96,6 +107,13 @@ def check_trainer(data: RolloutDataModule, trainer: L.Trainer) -> int | None:
             "GradientAccumulationScheduler cannot go with rollouts, which are cut into micro-batches anew in each "
             "iteration: use micro_batch_size, micro_batch_tokens or accumulate_grad_batches"
         )
+    for callback in trainer.checkpoint_callbacks:
+        every = getattr(callback, "_every_n_train_steps", 0)
+        if every and every % steps:
+            raise ConfigurationError(
+                f"ModelCheckpoint(every_n_train_steps={every}) would save in the middle of an iteration of {steps} "
+                f"optimizer steps, which would not resume exactly: use every_n_epochs or a multiple of {steps}"
+            )
     asked = trainer.accumulate_grad_batches
     if asked == 1:
         return None

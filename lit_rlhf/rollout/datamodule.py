@@ -17,12 +17,12 @@ from lit_rlhf.data.prompts import PromptDataset
 from lit_rlhf.data.source import PromptSource
 from lit_rlhf.engines.base import RolloutEngine, SamplingParams
 from lit_rlhf.engines.transformers import TransformersEngine
-from lit_rlhf.errors import ConfigurationError
-from lit_rlhf.models.loading import eos_token_ids
+from lit_rlhf.models.loading import eos_token_ids, ignored_generation_options
 from lit_rlhf.rewards.combine import RewardScorer
 from lit_rlhf.rollout.batch import MicroBatch, RolloutBatch
 from lit_rlhf.rollout.checks import check_lengths, check_options, check_trainer
 from lit_rlhf.rollout.generation import PhaseTimer
+from lit_rlhf.rollout.identity import data_fingerprint
 from lit_rlhf.rollout.loader import micro_batch_loader
 from lit_rlhf.rollout.pipeline import cut_into_steps, make_rollout
 from lit_rlhf.rollout.sampler import PromptSampler, RankLocalSampler
@@ -192,6 +192,10 @@ class RolloutDataModule(PromptDataModule):
                     "top_k, top_p or min_p restrict sampling, but log-probs are of the unrestricted distribution: "
                     "the samples are not quite the policy's own"
                 )
+            if ignored := ignored_generation_options(module.model_name):
+                _log.warning(
+                    "generation_config of the model: %s is not followed, sampling is this DataModule's", ignored
+                )
             if self.sources["val"] is None:
                 self.trainer.limit_val_batches = 0
         if self._prompts_of != module.model_name:
@@ -284,31 +288,16 @@ class RolloutDataModule(PromptDataModule):
     # State: everything else follows from the iteration's number
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of iterations drawn, and what their prompts and random numbers depend on."""
-        return {"iteration": self.iteration, "sequence": self._sequence()}
+        """The number of iterations drawn."""
+        return {"iteration": self.iteration}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with the next iteration; other prompts or random numbers are refused."""
-        assert self.trainer is not None
-        saved, now = state_dict.get("sequence", {}), self._sequence()
-        changed = [f"{name}: {saved[name]} -> {now[name]}" for name in saved if saved[name] != now[name]]
-        if changed and self.trainer.state.fn == "fit":
-            raise ConfigurationError(
-                f"the checkpoint's run drew its prompts and samples otherwise ({', '.join(changed)}); resuming would "
-                "repeat or skip prompts. Resume with the same values, or start a new run from the exported policy"
-            )
+        """Continue with the next iteration."""
         self.iteration = int(state_dict["iteration"])
 
-    def _sequence(self) -> dict[str, Any]:
-        """What decides which prompts an iteration draws and how they are sampled."""
-        train = self.prompts.get("train")
-        return {
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-            "prompts_per_iteration": self.prompts_per_iteration,
-            "group_size": self.group_size,
-            "training prompts": None if train is None else len(train),
-        }
+    def fingerprint(self) -> dict[str, Any]:
+        """What :class:`~lit_rlhf.callbacks.ResumeGuard` compares."""
+        return data_fingerprint(self)
 
 
 warnings.filterwarnings("ignore", message=".*does not have many workers.*", module="lightning")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_rlhf.rollout.batch import RolloutBatch
 from lit_rlhf.rollout.generation import EVALUATION_STREAM, evaluation_mode, sample_completions, score_completions
+from lit_rlhf.rollout.pipeline import all_ranks_or_none
 
 if TYPE_CHECKING:
     from lit_rlhf.data.prompts import Prompt
@@ -39,7 +40,7 @@ def evaluate_prompts(
     Args:
         module: With its policy.
         data: With engine, sampling and rewards.
-        prompts: ``M`` held-out prompts.
+        prompts: ``M`` held-out prompts. Every rank has to take part, if only with none.
 
     Returns:
         The greedy completions (``n = 1``) and the sampled ones (``n = val_samples``; ``None`` if that is 0).
@@ -67,8 +68,9 @@ def _judge(
             iteration=0,
             stream=EVALUATION_STREAM,
         )
-        scored = score_completions(rollout, prompts, data.scorer)
-        judged = score_completions(rollout, prompts, data.verifier) if data.verifier else scored
+        with all_ranks_or_none(module.trainer):
+            scored = score_completions(rollout, prompts, data.scorer)
+            judged = score_completions(rollout, prompts, data.verifier) if data.verifier else scored
     # Where the verifier abstained (NaN) nothing was shown to be right.
     correct = judged.reward_components[:, 0] >= data.verifier_threshold
     return Judged(scored, correct.reshape(len(prompts), n))

@@ -12,6 +12,7 @@ import torch
 from lit_rlhf.callbacks.rollout import RolloutCallback
 from lit_rlhf.errors import DivergedError, RewardError
 from lit_rlhf.rollout.batch import RolloutBatch
+from lit_rlhf.rollout.evidence import write_evidence
 from lit_rlhf.rollout.generation import TRAIN_STREAM, evaluation_mode, sample_completions, score_completions
 from lit_rlhf.rollout.loader import MicroBatches, share_over_ranks
 from lit_rlhf.rollout.plan import StepPlan, plan_steps
@@ -75,7 +76,7 @@ def draw_groups(
     assert data.seed is not None
     assert module.policy is not None
     prompts = [data.prompts["train"][place] for place in places]
-    with data.timer("generation"):
+    with data.timer("generation"), all_ranks_or_none(trainer, "sampling"):
         rollout = sample_completions(
             module.policy,
             data.engine,
@@ -166,11 +167,15 @@ def _call_hooks(hook: str, trainer: L.Trainer, rollout: RolloutBatch, last: bool
 
 
 @contextlib.contextmanager
-def all_ranks_or_none(trainer: L.Trainer) -> Iterator[None]:
+def all_ranks_or_none(trainer: L.Trainer, what: str = "a reward function") -> Iterator[None]:
     """An error on one rank ends the block on all of them, instead of leaving the others in their next collective.
 
     Args:
         trainer: Lets the ranks agree.
+        what: Happens in the block, for the message of the ranks on which nothing went wrong.
+
+    Raises:
+        RewardError: On those ranks.
     """
     error: Exception | None = None
     try:
@@ -181,14 +186,16 @@ def all_ranks_or_none(trainer: L.Trainer) -> Iterator[None]:
     if error is not None:
         raise error
     if not fine:
-        raise RewardError("a reward function failed on another rank; its message says which, and where")
+        raise RewardError(f"{what} failed on another rank; its message says which, and where")
 
 
 def _check_finite(rollout: RolloutBatch, trainer: L.Trainer, iteration: int) -> None:
     """A policy with NaN weights would go on sampling the last token of the vocabulary for ever."""
     finite = bool(rollout.sampling_log_probs.isfinite().all())
+    if not finite:
+        write_evidence(rollout, trainer, f"iteration-{iteration:05}-rollout")
     if not trainer.strategy.reduce_boolean_decision(finite, all=True):
         raise DivergedError(
             f"iteration {iteration}: the policy's log-probs are not finite, its weights have diverged. "
-            "Go back to the last checkpoint with a lower lr"
+            "Their completions are in diverged/ in the log folder; go back to the last checkpoint with a lower lr"
         )

@@ -9,5 +9,16 @@ from lit_rlhf.strategies.fsdp2 import (
     whole,
     whole_state_dict,
 )
+from lit_rlhf.strategies.kinds import check_strategy, shards_weights
 
-__all__ = ["check_mesh", "run_inside", "saves_shards", "shard_module", "unsharded", "whole", "whole_state_dict"]
+__all__ = [
+    "check_mesh",
+    "check_strategy",
+    "run_inside",
+    "saves_shards",
+    "shard_module",
+    "shards_weights",
+    "unsharded",
+    "whole",
+    "whole_state_dict",
+]

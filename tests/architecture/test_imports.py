@@ -15,7 +15,7 @@ import lit_rlhf
 PACKAGE = Path(lit_rlhf.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 HEAVY = ["transformers", "bitsandbytes", "peft", "datasets", "math_verify", "vllm"]
-UPPER = {"modules", "rollout", "callbacks", "cli", "__main__"}
+UPPER = {"modules", "rollout", "callbacks", "commands", "cli", "__main__"}
 # What the files of a room (or a single file of the root) must not import.
 FORBIDDEN = {
     "engines": UPPER | {"rewards", "metrics", "data"},
@@ -23,9 +23,9 @@ FORBIDDEN = {
     "rewards": UPPER | {"engines", "metrics"},  # a reward model is a model
     "metrics": UPPER | {"engines", "models", "rewards", "data"},
     "data": UPPER,
-    "modules": {"cli", "__main__"},
-    "rollout": {"modules", "cli", "__main__"},
-    "callbacks": {"cli", "__main__"},
+    "modules": {"commands", "cli", "__main__"},
+    "rollout": {"modules", "commands", "cli", "__main__"},
+    "callbacks": {"commands", "cli", "__main__"},
 }
 
 

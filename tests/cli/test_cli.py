@@ -134,7 +134,7 @@ def test_the_printed_configuration_is_complete(recipe, tmp_path, capsys):
     first = printed(capsys, "-c", recipe)
     config = yaml.safe_load(first)
     assert config["model"]["class_path"].endswith("GRPOModule")
-    assert config["model"]["init_args"]["kl_placement"] == "reward"
+    assert config["model"]["init_args"]["entropy_coef"] == 0.0
     assert config["data"]["init_args"]["temperature"] == 1.0
     again = tmp_path / "again.yaml"
     again.write_text(first)
@@ -223,4 +223,4 @@ def test_a_reward_that_does_not_exist(recipe, capsys):
 def test_full_class_names_too(recipe, capsys):
     recipe.write_text(recipe.read_text().replace("GRPOModule", "lit_rlhf.GRPOModule"))
     config = yaml.safe_load(printed(capsys, "-c", recipe))
-    assert config["model"]["init_args"]["clip_range"] == 0.2
+    assert config["model"]["init_args"]["entropy_coef"] == 0.0

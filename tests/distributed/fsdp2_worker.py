@@ -19,6 +19,7 @@ SCENARIOS: dict[str, tuple[type, dict[str, Any]]] = {
     "grpo": (GRPOModule, {}),
     "grpo-checkpointing": (GRPOModule, {"gradient_checkpointing": True}),
     "grpo-lora": (GRPOModule, {"lora_rank": 2}),
+    "grpo-lora-trained": (GRPOModule, {"adapter": "trained"}),
     "ppo": (PPOModule, {}),
     "ppo-shared": (PPOModule, {"critic": "shared"}),
     "ppo-lora": (PPOModule, {"lora_rank": 2, "critic": "adapter"}),
@@ -54,24 +55,36 @@ class Record(L.Callback):
 
 
 def fit(
-    scenario: str, policy: str, folder: Path, devices: int, stop_after: int | None = None, ckpt_path: str | None = None
+    scenario: str,
+    policy: str,
+    folder: Path,
+    devices: int,
+    stop_after: int | None = None,
+    ckpt_path: str | None = None,
+    shards: bool = False,
 ) -> dict[str, Any]:
     """Three iterations of five prompts: two ranks have three and two micro-batches.
 
     Args:
         scenario: Of :data:`SCENARIOS`.
-        policy: Its folder.
+        policy: Its folder; a trained adapter is in one inside it.
         folder: For checkpoints and export.
         devices: Processes.
         stop_after: Iterations, if not all.
         ckpt_path: To go on from.
+        shards: Write checkpoints as folders of shards.
     """
     L.seed_everything(3, verbose=False)
     algorithm, options = SCENARIOS[scenario]
+    if "adapter" in options:
+        options = {"adapter": str(Path(policy, options["adapter"]))}
     strategy: Any = "auto"
     if devices > 1:
         strategy = ModelParallelStrategy(
-            data_parallel_size=devices, tensor_parallel_size=1, process_group_backend="gloo"
+            data_parallel_size=devices,
+            tensor_parallel_size=1,
+            process_group_backend="gloo",
+            save_distributed_checkpoint=shards,
         )
     record = Record(stop_after)
     trainer = L.Trainer(
@@ -112,24 +125,27 @@ def fit(
     }
 
 
-def main(policy: str, folder: str, scenarios: list[str]) -> None:
+def main(policy: str, folder: str, scenarios: list[str], kind: str = "file") -> None:
     """Run the scenarios on all ranks, each once through and once stopped and resumed.
 
     Args:
         policy: Its folder.
         folder: For the results: ``SCENARIO.pt`` of the first rank.
         scenarios: Names.
+        kind: Of the checkpoints, ``file`` or ``shards``.
     """
+    shards = kind == "shards"
     torch.set_num_threads(1)
     for name in scenarios:
-        whole_run = fit(name, policy, Path(folder, name), devices=2)
-        fit(name, policy, Path(folder, f"{name}-resumed"), devices=2, stop_after=2)
+        whole_run = fit(name, policy, Path(folder, name), devices=2, shards=shards)
+        fit(name, policy, Path(folder, f"{name}-resumed"), devices=2, stop_after=2, shards=shards)
         resumed = fit(
             name,
             policy,
             Path(folder, f"{name}-resumed"),
             devices=2,
             ckpt_path=str(Path(folder, f"{name}-resumed", "last.ckpt")),
+            shards=shards,
         )
         if torch.distributed.get_rank() == 0:
             torch.save({"whole": whole_run, "resumed": resumed}, Path(folder, f"{name}.pt"))
@@ -137,4 +153,4 @@ def main(policy: str, folder: str, scenarios: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), *sys.argv[4:])

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from lit_rlhf.cli import main
 from tests.distributed import fsdp2_worker
 from tests.distributed.fsdp2_worker import SCENARIOS
 
@@ -20,11 +22,26 @@ pytestmark = pytest.mark.distributed
 def sharded_runs(policy_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every scenario on two processes, in one go: starting them takes longest."""
     folder = tmp_path_factory.mktemp("fsdp2")
+    _make_adapter(policy_dir)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command += [fsdp2_worker.__file__, policy_dir, str(folder), json.dumps(list(SCENARIOS))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-5000:]
     return folder
+
+
+def _make_adapter(policy_dir: str) -> None:
+    """A trained adapter of the policy."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(policy_dir)
+    model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj", "up_proj"]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3)
+    model.save_pretrained(Path(policy_dir, "trained"))
 
 
 @pytest.fixture(params=SCENARIOS)
@@ -36,7 +53,7 @@ def runs(request: Any, sharded_runs: Path, policy_dir: str, tmp_path: Path) -> t
 
 
 def test_two_ranks_do_what_one_does(runs):
-    _, single, sharded, alone, together = runs
+    scenario, single, sharded, alone, together = runs
     whole = sharded["whole"]
     assert whole["shares_prompts"]
     assert len(whole["gradients"]) == len(single["gradients"])
@@ -59,6 +76,11 @@ def test_two_ranks_do_what_one_does(runs):
     assert one.keys() == two.keys()
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=0, atol=1e-5)
+    again = alone / "export"
+    merge = ["--merge"] if "lora" in scenario else []
+    main(["export", "--ckpt_path", str(together / "last.ckpt"), "--out", str(again), *merge])
+    for name, value in AutoModelForCausalLM.from_pretrained(again).state_dict().items():
+        assert torch.equal(two[name], value)
 
     # Stopped and resumed.
     resumed = sharded["resumed"]

@@ -209,6 +209,23 @@ def test_batch_scale_has_one_divisor_for_all_groups():
     assert result.tolist() == pytest.approx([-0.5 / spread, 0.5 / spread, -5 / spread, 5 / spread], rel=1e-6)
 
 
+def test_batch_scale_takes_the_deviation_of_all_ranks():
+    rewards, groups = torch.tensor([0.0, 1.0, 0.0, 10.0]), torch.tensor([0, 0, 1, 1])
+    together = group_advantages(rewards, groups, scale="batch")
+    spread = rewards.double().std(correction=0)
+    halves = [
+        group_advantages(rewards[rows], groups[rows], scale="batch", batch_std=spread)
+        for rows in (slice(0, 2), slice(2, 4))
+    ]
+    assert torch.equal(torch.cat(halves), together)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_without_eps_equal_rewards_have_no_advantage(scale):
+    rewards, groups = torch.full((4,), 0.7), torch.zeros(4, dtype=torch.long)
+    assert group_advantages(rewards, groups, scale=scale, eps=0.0).tolist() == [0.0] * 4
+
+
 def test_group_cut_between_two_ranks():
     rewards = torch.tensor([1.0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1])
     groups = torch.arange(3).repeat_interleave(4)

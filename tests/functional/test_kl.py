@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_rlhf.functional import kl_k1, kl_k2, kl_k3, kl_k3_ratio
+from lit_rlhf.functional import kl_k1, kl_k2, kl_k3, kl_k3_ratio, kl_loss
 
 property_test = settings(max_examples=40, deadline=None, derandomize=True)
 sequence_test = settings(max_examples=15, deadline=None, derandomize=True)
@@ -228,3 +228,34 @@ def test_values_and_gradients_on_three_tokens(estimator, values, gradients):
 def test_k3_keeps_its_precision_near_the_reference():
     lp, ref = torch.tensor([-1.0]), torch.tensor([-1.0 + 2.0**-12])
     assert kl_k3(lp, ref).item() == pytest.approx(2.0**-25, rel=1e-2)  # 1 + 2**-25 is 1 in float32
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@property_test
+@given(logit_vectors, logit_vectors, logit_vectors)
+def test_every_ratio_weighted_loss_term_has_the_exact_gradient_off_policy(estimator, policy, reference, sampler):
+    logits, ref, old = parameters(policy), log_policy(reference), log_policy(sampler)
+    lp = logits.log_softmax(-1)
+    expected = (old.exp() * kl_loss(lp, ref, old, estimator, "ratio")).sum()
+    assert_same(gradient(expected, logits), gradient(exact_kl(lp, ref), logits))
+
+
+def test_k2_and_k3_have_the_same_ratio_weighted_gradient_token_by_token():
+    lp = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64, requires_grad=True)
+    ref, old = torch.tensor([-1.5, -1.0, -0.5]).double(), torch.tensor([-0.9, -2.4, -0.1]).double()
+    k2, k3 = (gradient(kl_loss(lp, ref, old, name, "ratio").sum(), lp) for name in ("k2", "k3"))
+    assert_same(k2, k3)
+    assert_same(k2, (lp - old).exp() * (lp - ref))
+
+
+def test_plain_loss_terms_are_the_estimators():
+    lp, ref = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.5])
+    old = torch.tensor([0.0, -9.0])
+    assert torch.equal(kl_loss(lp, ref, old, "k2", "plain"), kl_k2(lp, ref))
+    assert torch.equal(kl_loss(lp, ref, old, "k3", "plain"), kl_k3(lp, ref))
+
+
+@pytest.mark.parametrize("form", [("k1", "plain"), ("k4", "ratio"), ("k3", "none")])
+def test_loss_terms_that_do_not_exist(form):
+    with pytest.raises(ValueError, match=form[0]):
+        kl_loss(torch.zeros(1), torch.zeros(1), torch.zeros(1), *form)

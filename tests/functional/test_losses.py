@@ -7,7 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_rlhf.functional import aggregate, clipped_policy_loss, clipped_tokens, importance_ratio, loss_denominator
+from lit_rlhf.functional import (
+    aggregate,
+    clipped_policy_loss,
+    clipped_tokens,
+    clipped_weight_loss,
+    importance_ratio,
+    loss_denominator,
+    sequence_ratio,
+)
 from lit_rlhf.functional.losses import AGGREGATIONS
 
 property_test = settings(max_examples=60, deadline=None, derandomize=True)
@@ -89,6 +97,7 @@ def test_ratio_is_bounded():
     [
         ("token_mean", 3.25, [1 / 8, 1 / 8]),
         ("sequence_mean", 2.5, [1 / 4, 1 / 12]),
+        ("sequence_sum", 13.0, [1 / 2, 1 / 2]),
         ("constant", 1.625, [1 / 16, 1 / 16]),
     ],
 )
@@ -159,6 +168,7 @@ def test_aggregations_equal_plain_loops(case):
     expected = {
         "token_mean": sum(tokens) / max(len(tokens), 1),
         "sequence_mean": sum(means) / max(len(means), 1),
+        "sequence_sum": sum(tokens) / max(len(means), 1),
         "constant": sum(tokens) / (len(rows) * 7),
     }
     for aggregation in AGGREGATIONS:
@@ -197,12 +207,90 @@ def test_denominators():
 
 def test_unknown_aggregation_is_an_error():
     mask = torch.ones(1, 2, dtype=torch.bool)
-    with pytest.raises(ValueError, match="aggregation must be one of token_mean, sequence_mean, constant"):
+    with pytest.raises(ValueError, match=r"aggregation must be one of token_mean, .*, constant"):
         loss_denominator(mask, "mean")
-    with pytest.raises(ValueError, match="aggregation must be one of token_mean, sequence_mean, constant"):
+    with pytest.raises(ValueError, match=r"aggregation must be one of token_mean, .*, constant"):
         aggregate(torch.ones(1, 2), mask, 1.0, "mean")
 
 
 def test_constant_needs_the_sampling_limit():
     with pytest.raises(ValueError, match="max_new_tokens"):
         loss_denominator(torch.ones(1, 2, dtype=torch.bool), "constant")
+
+
+def test_dual_clip_bounds_the_price_of_a_negative_advantage():
+    ratio = torch.tensor([0.5, 1.0, 2.9, 3.1, 50.0], requires_grad=True)
+    negative, positive = torch.full((5,), -2.0), torch.full((5,), 2.0)
+    loss = clipped_policy_loss(ratio, negative, dual_clip=3.0)
+    assert loss.tolist() == pytest.approx([1.6, 2.0, 5.8, 6.0, 6.0])
+    assert torch.autograd.grad(loss.sum(), ratio)[0].tolist() == [0.0, 2.0, 2.0, 0.0, 0.0]
+    assert clipped_tokens(ratio, negative, dual_clip=3.0).tolist() == [True, False, False, True, True]
+    assert torch.equal(clipped_policy_loss(ratio, positive, dual_clip=3.0), clipped_policy_loss(ratio, positive))
+    assert torch.equal(clipped_tokens(ratio, positive, dual_clip=3.0), clipped_tokens(ratio, positive))
+
+
+def test_a_clipped_weight_bounds_a_token_and_never_silences_it():
+    """The gradient of a log-prob is the bounded ratio times the advantage, on both sides of the range."""
+    ratio, log_probs = torch.tensor([0.1, 0.9, 1.1, 9.0]), torch.full((4,), -1.0, requires_grad=True)
+    for sign in (1.0, -1.0):
+        loss = clipped_weight_loss(ratio, log_probs, torch.full((4,), sign), clip_low=0.5, clip_high=1.0)
+        assert torch.autograd.grad(loss.sum(), log_probs)[0].tolist() == pytest.approx(
+            [-sign * weight for weight in (0.5, 0.9, 1.1, 2.0)]
+        )
+    unbounded = clipped_weight_loss(ratio, log_probs, torch.ones(4), clip_low=1.0, clip_high=1.0)
+    assert torch.autograd.grad(unbounded.sum(), log_probs)[0].tolist() == pytest.approx([-0.1, -0.9, -1.1, -2.0])
+
+
+@property_test
+@given(case=split_batches(), clip=st.sampled_from([0.02, 0.2]))
+def test_inside_the_range_every_surrogate_has_the_same_gradient(case, clip):
+    """They differ only in what happens outside."""
+    mask, _, seed = case
+    generator = torch.Generator().manual_seed(seed)
+    log_probs, advantages = torch.randn(2, *mask.shape, generator=generator, dtype=torch.float64)
+    log_probs.requires_grad_()
+    old = log_probs.detach() + clip / 2 * torch.rand(mask.shape, generator=generator, dtype=torch.float64)
+    ratio = importance_ratio(log_probs, old)
+    clipped = aggregate(clipped_policy_loss(ratio, advantages, clip, clip), mask, 1.0)
+    weighted = aggregate(clipped_weight_loss(ratio, log_probs, advantages, clip, clip), mask, 1.0)
+    one, other = (torch.autograd.grad(loss, log_probs, retain_graph=True)[0] for loss in (clipped, weighted))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@property_test
+@given(case=split_batches())
+def test_token_form_of_the_sequence_ratio_is_the_sequence_ratio(aggregation, case):
+    """Value and gradient of the loss are those of the ratio written out for whole completions."""
+    mask, _, seed = case
+    generator = torch.Generator().manual_seed(seed)
+    log_probs, old = torch.randn(2, *mask.shape, generator=generator, dtype=torch.float64) / 3
+    advantages = torch.randn(len(mask), 1, generator=generator, dtype=torch.float64).expand_as(mask)
+    log_probs.requires_grad_()
+    lengths = mask.sum(dim=1, keepdim=True).clamp(min=1)
+    whole = ((log_probs - old) * mask).sum(dim=1, keepdim=True).div(lengths).exp().expand_as(mask)
+    denominator = loss_denominator(mask, aggregation, max_new_tokens=7)
+    found, expected = (
+        aggregate(clipped_policy_loss(ratio, advantages, 0.1, 0.2), mask, denominator, aggregation)
+        for ratio in (sequence_ratio(log_probs, old, mask), whole)
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    one, other = (torch.autograd.grad(loss, log_probs, retain_graph=True)[0] for loss in (found, expected))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_sequence_ratio_is_exactly_one_with_a_gradient_for_equal_policies():
+    log_probs = torch.tensor([[-0.1, -2.3, -0.7]], requires_grad=True)
+    mask = torch.tensor([[True, False, True]])
+    ratio = sequence_ratio(log_probs, log_probs.detach(), mask)
+    assert (ratio == 1.0).all()
+    assert torch.autograd.grad(ratio[mask].sum(), log_probs)[0].tolist() == [[1.0, 0.0, 1.0]]
+
+
+def test_sequence_ratio_skips_holes_and_is_bounded():
+    mask = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
+    now = torch.tensor([[1.0, float("nan"), 3.0], [5.0, 5.0, 5.0], [900.0, 0.0, 0.0]])
+    ratio = sequence_ratio(now, torch.zeros(3, 3), mask)
+    assert ratio[0, [0, 2]].tolist() == pytest.approx([math.exp(2)] * 2)
+    assert ratio[1].tolist() == [1.0] * 3
+    assert ratio[2].tolist() == pytest.approx([math.exp(20)] * 3)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_rlhf.functional import warmup_cosine
+from lit_rlhf.functional import annealed, warmup_cosine
 
 property_test = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -95,3 +95,23 @@ def test_interrupted_run_has_the_same_rates():
 def test_impossible_schedules(arguments, message):
     with pytest.raises(ValueError, match=message):
         warmup_cosine(0, **arguments)
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine", "geometric"])
+@pytest.mark.parametrize(("start", "end"), [(0.01, 0.3), (0.3, 0.01)])
+def test_annealed_goes_from_start_to_end_without_turning_back(shape, start, end):
+    way = [annealed(start, end, p / 20, shape) for p in range(21)]
+    assert (way[0], way[-1]) == (start, end)
+    assert way == sorted(way, reverse=start > end)
+    assert (annealed(start, end, -1, shape), annealed(start, end, 2, shape)) == (start, end)
+    # The way back is the same way.
+    assert way[::-1] == pytest.approx([annealed(end, start, p / 20, shape) for p in range(21)])
+    middle = math.sqrt(start * end) if shape == "geometric" else (start + end) / 2
+    assert annealed(start, end, 0.5, shape) == pytest.approx(middle)
+
+
+def test_annealed_refuses_what_it_cannot_do():
+    with pytest.raises(ValueError, match="shape must be one of linear, cosine, geometric, got 'step'"):
+        annealed(0.1, 0.2, 0.5, "step")
+    with pytest.raises(ValueError, match=r"a geometric way needs positive ends, got 0\.0 and 1\.0"):
+        annealed(0.0, 1.0, 0.5, "geometric")

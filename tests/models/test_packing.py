@@ -6,13 +6,13 @@ import logging
 
 import pytest
 import torch
-from tests.models.zoo import ALONE, SHARING, build
 
 from lit_rlhf.models.completions import Completions
 from lit_rlhf.models.forward import completion_outputs
 from lit_rlhf.models.layouts import runs_layouts
 from lit_rlhf.models.lora import add_lora, enable_gradient_checkpointing
 from lit_rlhf.models.packing import pack
+from tests.models.zoo import ALONE, SHARING, build
 
 # Prompts of three groups, with 3, 1 and 4 completions; one completion is empty.
 PROMPTS = [[7, 8, 9, 10], [11], [3, 30, 12, 13, 14, 15, 16, 50, 51]]

@@ -188,11 +188,11 @@ def test_abstaining_rows_leave_statistics_and_denominator(make_trainer, policy_d
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kl_placement": "advantage"}, "kl_placement must be 'reward' or 'loss', got 'advantage'"),
+        ({"kl_placement": "advantage"}, "kl_placement of GRPOModule must be one of reward, after, loss"),
         ({"kl_coef": -0.1}, r"kl_coef must be a number in \[0, inf\), got -0.1"),
-        ({"loss_aggregation": "mean"}, "loss_aggregation must be one of token_mean, sequence_mean, constant"),
+        ({"loss_aggregation": "mean"}, "loss_aggregation must be one of token_mean, sequence_mean, sequence_sum"),
         ({"baseline": "mode"}, "baseline must be one of mean, median, leave_one_out, none"),
-        ({"clip_range": 1.5}, r"clip_range must be a number in \[0, 1\), got 1.5"),
+        ({"clip_range": 1.5}, r"clip_range must be a number in \[0, 1\], got 1.5"),
         ({"lr": 0.0}, r"lr must be a number in \(0, inf\), got 0.0"),
         ({"dtype": "float8"}, "dtype must be one of float32, bfloat16, float16"),
     ],

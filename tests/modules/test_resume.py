@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_another_placement_of_the_penalty_is_refused(make_trainer, make_data, ro
 
 
 def test_a_checkpoint_inside_an_iteration_is_refused(make_trainer, make_data, rows, policy_dir, tmp_path):
-    saving = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1)
+    saving = ModelCheckpoint(dirpath=tmp_path, train_time_interval=timedelta(microseconds=1), save_top_k=-1)
     trainer = make_trainer(enable_checkpointing=True, callbacks=[saving])
     with pytest.raises(ConfigurationError, match="in the middle of an iteration would not resume exactly"):
         trainer.fit(GRPOModule(policy_dir), make_data(rows, steps_per_pass=2))

@@ -152,7 +152,7 @@ def test_a_wrong_number_of_token_rewards_is_refused(make_trainer, make_data, pol
 
 
 def test_unknown_decomposition(policy_dir):
-    with pytest.raises(ConfigurationError, match="decomposition must be 'sequence' or 'return_to_go', got 'steps'"):
+    with pytest.raises(ConfigurationError, match="decomposition must be one of sequence, return_to_go, got 'steps'"):
         GRPOModule(policy_dir, decomposition="steps")
 
 

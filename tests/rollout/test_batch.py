@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields
 
 import pytest
 import torch
@@ -123,3 +123,31 @@ def test_to_moves_every_tensor_and_nothing_else(rollout):
     assert (batch.denominator, batch.step, batch.last_of_step, batch.dead_step) == (12.0, 2, False, True)
     assert batch.ratio_is_one
     assert len(batch) == 4
+
+
+def test_join_pads_to_the_wider_and_keeps_every_row(make_rollout):
+    one = make_rollout([2, 1], [1, 2], [0, 1])
+    two = make_rollout([3], [4], [5], token_rewards=torch.ones(1, 4))
+    both = one.join(two)
+    assert len(both) == 3
+    for place, (owner, row) in enumerate([(one, 0), (one, 1), (two, 0)]):
+        mine, theirs = both.select([place]).trim(), owner.select([row]).trim()
+        for name in {field.name for field in fields(mine)} - {"token_rewards"}:
+            value, expected = getattr(mine, name), getattr(theirs, name)
+            assert torch.equal(value, expected) if isinstance(value, torch.Tensor) else value == expected, name
+    assert both.token_rewards.tolist() == [[0] * 4, [0] * 4, [1] * 4]
+    assert both.completion_ids.shape == (3, 4)
+    assert both.prompt_ids.shape == (3, 3)
+
+
+def test_join_with_nothing(make_rollout):
+    rows, nothing = make_rollout([2, 1], [1, 2], [0, 1]), make_rollout([], [], [])
+    for both in (rows.join(nothing), nothing.join(rows)):
+        assert torch.equal(both.completion_ids, rows.completion_ids)
+        assert both.prompts == rows.prompts
+
+
+def test_join_of_different_stages_is_refused(make_rollout):
+    rows = make_rollout([2], [1], [0])
+    with pytest.raises(ValueError, match="only one of the two batches has advantages"):
+        rows.join(rows.replace(advantages=torch.zeros(1, 1)))
