@@ -13,15 +13,13 @@ import torch
 from gate import Alone, Gate, clocks
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
-from workload import EOS, FIRST_WORD, Work, model_folder, share_of_even
+from workload import EOS, FIRST_WORD, MICRO_BATCH_TOKENS, Work, model_folder, share_of_even
 
 import lit_rlhf.callbacks
 from lit_rlhf import GRPOModule, PPOModule, RolloutDataModule
 from lit_rlhf.engines.base import SamplingParams
 from lit_rlhf.engines.transformers import TransformersEngine
 from lit_rlhf.rewards import RewardModel
-
-MICRO_BATCH_TOKENS = 1200
 
 
 class ForcedLengths(TransformersEngine):

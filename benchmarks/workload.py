@@ -10,6 +10,7 @@ from statistics import NormalDist
 from typing import Any, Literal
 
 PAD, EOS, FIRST_WORD = 0, 1, 2
+MICRO_BATCH_TOKENS = 1536  # of the library and the floor: every work's longest group fits, so no prompt is run twice
 CACHE = Path(__file__).parent / ".cache"
 
 

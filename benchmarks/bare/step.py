@@ -8,13 +8,11 @@ from multiprocessing.connection import Connection
 import torch
 from gate import Gate
 from torch import Tensor
-from workload import EOS, FIRST_WORD, Work, model_folder, share_of_even
+from workload import EOS, FIRST_WORD, MICRO_BATCH_TOKENS, Work, model_folder, share_of_even
 
 from bare.attention import take_over
 from bare.decoding import generate
 from bare.training import Group, Pack
-
-MICRO_BATCH_TOKENS = 1200
 
 
 def run(connection: Connection, work: Work, threads: int) -> None:

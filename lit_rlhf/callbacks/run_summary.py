@@ -17,6 +17,10 @@ from lit_rlhf.callbacks.health_monitor import HealthMonitor
 from lit_rlhf.callbacks.overoptimization_monitor import OveroptimizationMonitor
 from lit_rlhf.callbacks.throughput import Throughput
 from lit_rlhf.callbacks.warmup_cosine import is_endless, run_length
+from lit_rlhf.errors import ConfigurationError
+from lit_rlhf.models.memory import memory_of
+from lit_rlhf.rollout.memory import memory_line, workload
+from lit_rlhf.strategies import shards_weights
 
 if TYPE_CHECKING:
     from lit_rlhf.modules.base import PolicyModule
@@ -77,27 +81,33 @@ def banner_rows(trainer: L.Trainer, module: PolicyModule, data: RolloutDataModul
         ("run", "until stopped" if is_endless(trainer) else f"{run_length(trainer):,} optimizer steps"),
         ("sampling", f"{knobs}, at most {sampling.max_new_tokens} new tokens, ends at ids {sampling.eos_token_ids}"),
         ("numerics", module.numerics_summary()),
-        ("memory", memory_estimate(module, data)),
+        ("memory", memory_estimate(trainer, module, data)),
     ]
     return rows
 
 
-def memory_estimate(module: PolicyModule, data: RolloutDataModule) -> str:
-    """Rough gigabytes on one device: weights, reference, gradients, AdamW's moments and the logits of a micro-batch.
+def memory_estimate(trainer: L.Trainer, module: PolicyModule, data: RolloutDataModule) -> str:
+    """Gigabytes on each device, by the calculation of ``lit-rlhf plan``.
 
     Args:
-        module: With its policy.
-        data: Says how many rows a micro-batch has.
+        trainer: Knows devices, strategy and precision.
+        module: The policy and its critic.
+        data: With its prompts.
     """
-    gib = 2**30
-    weights = sum(p.numel() * p.element_size() for p in module.parameters()) / gib
-    trained = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad) / gib
-    rows = data.micro_batch_size or data.prompts_per_iteration * data.group_size
-    logits = 2 * 4 * rows * data.sampling.max_new_tokens * module.model_config.get_text_config().vocab_size / gib
-    return (
-        f"about {weights + 3 * trained + logits:.2f} GiB: weights {weights:.2f}, gradients and moments "
-        f"{3 * trained:.2f}, logits up to {logits:.2f}; activations not counted"
-    )
+    longest = max((len(prompt.ids) for prompt in data.prompts["train"].prompts), default=1)
+    try:
+        work = workload(
+            module,
+            data,
+            longest,
+            placement="fsdp2" if shards_weights(trainer) else "ddp",
+            devices=trainer.world_size,
+            precision=str(trainer.precision),
+            cpu=trainer.strategy.root_device.type == "cpu",
+        )
+    except ConfigurationError as error:
+        return f"not known: {error}"
+    return memory_line(memory_of(work))
 
 
 def result_rows(trainer: L.Trainer, module: PolicyModule) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ def add_lora(
     model: nn.Module,
     rank: int,
     alpha: float | None = None,
-    target_modules: str | Sequence[str] | None = "all-linear",
+    target_modules: str | Sequence[str] = "all-linear",
     adapter_name: str = POLICY_ADAPTER,
     **options: Any,
 ) -> PeftModel:
@@ -36,13 +36,13 @@ def add_lora(
         model: A Hugging Face model, or a peft model that gets a further adapter.
         rank: Of the update.
         alpha: The update is scaled by ``alpha / rank``; twice the rank by default.
-        target_modules: Names of the linear layers, or ``all-linear``; ``None`` leaves the choice to peft.
+        target_modules: Names of the linear layers, or ``all-linear``.
         adapter_name: Of the adapter.
         options: Further ones of ``peft.LoraConfig``.
     """
     from peft import LoraConfig, PeftModel, get_peft_model
 
-    targets = target_modules if isinstance(target_modules, str | None) else list(target_modules)
+    targets = target_modules if isinstance(target_modules, str) else list(target_modules)
     # No dropout: log-probs at rollout and in training are compared.
     scale: Any = 2 * rank if alpha is None else alpha  # peft's annotation says int, its arithmetic takes any number
     config = LoraConfig(r=rank, lora_alpha=scale, lora_dropout=0.0, target_modules=targets, **options)
@@ -77,7 +77,7 @@ def load_adapter_weights(model: nn.Module, folder: str | Path, adapter_name: str
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigurationError(f"adapter {str(folder)!r} cannot be loaded into this policy: {first_line}") from error
-    missing = [name for name in found.missing_keys if f".{adapter_name}" in name]
+    missing = [name for name in found.missing_keys if adapter_name in name.split(".")]
     if missing or found.unexpected_keys:
         name = [*missing, *found.unexpected_keys][0]
         raise ConfigurationError(
@@ -99,7 +99,7 @@ def freeze_adapter(model: nn.Module, adapter_name: str) -> None:
 
 
 @contextlib.contextmanager
-def _explained(targets: str | list[str] | None) -> Iterator[None]:
+def _explained(targets: str | list[str]) -> Iterator[None]:
     try:
         yield
     except ValueError as error:

@@ -285,7 +285,7 @@ def _gathered(work: Workload) -> int:
 
 
 def _cast(work: Workload) -> int:
-    """Copies of the weights that autocast keeps (of sharded ones each layer's goes with it), or one dequantised layer."""
+    """One dequantised layer, or the copies that autocast keeps; of sharded weights each layer's goes with it."""
     if work.quantization:
         return max(linear.inputs * linear.outputs for linear in work.shape.linears) * work.compute_bytes
     if not work.mixed or work.placement == "fsdp2":

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from lit_rlhf.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
@@ -101,16 +103,25 @@ def shape_of(config: PretrainedConfig) -> ModelShape:
 
     Args:
         config: Of the model, of any size.
+
+    Raises:
+        ConfigurationError: It is no configuration of a decoder with attention.
     """
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    text = config.get_text_config()
+    try:
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        return _shape(model, config.get_text_config())
+    except (AttributeError, TypeError, ValueError, RuntimeError, ImportError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigurationError(f"the shape of a {type(config).__name__} cannot be read ({reason})") from error
+
+
+def _shape(model: Any, text: Any) -> ModelShape:
     head = model.get_output_embeddings()
     tied = head is not None and head.weight is model.get_input_embeddings().weight
-    names = set(model._no_split_modules or ())
-    blocks = [module for module in model.modules() if type(module).__name__ in names]
+    blocks = [module for module in model.modules() if type(module).__name__ in set(model._no_split_modules or ())]
     heads = text.num_attention_heads
     key_heads = getattr(text, "num_key_value_heads", None) or heads
     dim = getattr(text, "head_dim", None) or text.hidden_size // heads

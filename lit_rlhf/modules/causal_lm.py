@@ -35,7 +35,8 @@ class CausalLMModule(PretrainedModule):
         lora_alpha: The adapter is scaled by ``lora_alpha / lora_rank``; twice the rank by default.
         lora_target_modules: Names of the adapted layers, or ``all-linear``.
         lora_config: Instead of the three: options of ``peft.LoraConfig`` by name (``r``, ``target_modules``,
-            ``use_rslora``, ``use_dora``, ...), or the ``adapter_config.json`` that has them.
+            ``use_rslora``, ``use_dora``, ...), or the ``adapter_config.json`` that has them. ``lora_alpha`` and
+            ``target_modules`` have the defaults above.
         adapter: Instead of a new adapter: the folder of a trained one, of which training goes on.
         quantization: Load the frozen model of an adapter in ``8bit`` or ``4bit`` (QLoRA) with bitsandbytes; ``dtype``
             is what is computed in.
@@ -60,7 +61,7 @@ class CausalLMModule(PretrainedModule):
         check_number("lora_alpha", lora_alpha, above=0)
         self.lora_rank = lora_rank
         self.lora_alpha = lora_alpha
-        self.lora_target_modules: str | list[str] | None = lora_target_modules
+        self.lora_target_modules = lora_target_modules
         self.lora_options: dict[str, Any] = {}
         self.adapter = adapter
         self._take_lora_config(lora_config)
@@ -97,7 +98,7 @@ class CausalLMModule(PretrainedModule):
         found = lora_options(source)
         self.lora_rank = found.pop("r")
         self.lora_alpha = found.pop("lora_alpha", None)
-        self.lora_target_modules = found.pop("target_modules", None)
+        self.lora_target_modules = found.pop("target_modules", "all-linear")
         self.lora_options = found
 
     @property

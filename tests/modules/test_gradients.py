@@ -116,7 +116,9 @@ class CountTrained(L.Callback):
         self.rows = 0
         self.denominators: list[float] = []
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         self.rows += int(batch.rows.completion_mask.any(dim=1).sum())
         self.denominators.append(batch.denominator)
 

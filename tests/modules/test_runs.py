@@ -142,7 +142,7 @@ def test_validation_after_fit_keeps_the_totals(make_trainer, make_data, policy_d
     trainer.fit(module, data)
     trainer.validate(module, data, verbose=False)
     trainer.save_checkpoint(tmp_path / "x.ckpt")
-    tokens = torch.load(tmp_path / "x.ckpt", weights_only=True)["lit_rlhf"]["tokens"]
+    tokens = torch.load(tmp_path / "x.ckpt", weights_only=True)["callbacks"]["Throughput"]["tokens"]
     assert tokens["generated"] == float(data.rollout.completion_lengths.sum())
 
 

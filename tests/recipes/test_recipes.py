@@ -51,7 +51,8 @@ def header(path):
 
 def test_there_are_recipes():
     assert QUICKSTART in RECIPES
-    assert {path.name for path in FRAGMENTS} >= {"cpu.yaml", "ddp.yaml"}
+    names = {"cpu", "one_gpu", "ddp", "fsdp2", "multinode", "lora", "qlora"}
+    assert {path.stem for path in FRAGMENTS} >= names
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=short)
@@ -70,13 +71,21 @@ def test_a_recipe_parses_and_is_what_it_prints(path, printed, tmp_path):
 
 
 @pytest.mark.parametrize("path", FRAGMENTS, ids=short)
-def test_a_fragment_changes_the_trainer_and_nothing_else(path, printed):
+def test_a_fragment_changes_trainer_or_model_and_nothing_else(path, printed):
     given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert list(given) == ["trainer"]
+    (part,) = given
+    assert part in ("trainer", "model")
     plain, layered = yaml.safe_load(printed(QUICKSTART)), yaml.safe_load(printed(QUICKSTART, path))
-    for name, value in given["trainer"].items():
-        assert layered["trainer"].pop(name) == value
-        plain["trainer"].pop(name)
+    options = given["trainer"] if part == "trainer" else given["model"]["init_args"]
+    before, after = (c["trainer"] if part == "trainer" else c["model"]["init_args"] for c in (plain, layered))
+    for name, value in options.items():
+        given_there = after.pop(name)
+        if isinstance(value, dict):  # a class: the options that the fragment leaves out have defaults
+            assert given_there["class_path"].rpartition(".")[2] == value["class_path"].rpartition(".")[2]
+            assert value["init_args"].items() <= given_there["init_args"].items()
+        else:
+            assert given_there == value
+        before.pop(name)
     assert layered == plain
 
 
