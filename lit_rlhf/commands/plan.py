@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from lit_rlhf.commands.plan_choices import RANK, changes, fewest_devices, variants
+from lit_rlhf.commands.plan_choices import ADAPTER, RANK, changes, fewest_devices, variants
 from lit_rlhf.commands.recipe import Recipe, read_recipe
 from lit_rlhf.errors import ConfigurationError, LitRLHFError
 from lit_rlhf.models.loading import load_config
-from lit_rlhf.models.memory import GIB, Placement, Workload, memory_of, whole_bytes
+from lit_rlhf.models.memory import GIB, memory_of, whole_bytes
 from lit_rlhf.models.shape import shape_of
+from lit_rlhf.models.workload import Placement, Workload
 from lit_rlhf.rollout.memory import workload
 
 if TYPE_CHECKING:
@@ -103,8 +104,8 @@ def main(args: Sequence[str]) -> None:
     budget = None if options.device_memory is None else options.device_memory * GIB * _USABLE
     console.print(_table({"this recipe": work, **variants(work)}, budget))
     console.print(
-        f"Full: float32 weights; LoRA: rank {work.lora_rank or RANK}, bfloat16 base; QLoRA: the same in 4 bits. PPO's "
-        "critic has a backbone of its own, with an adapter a second one.",
+        f"Full: float32 weights; LoRA: rank {work.lora_rank or RANK}, bfloat16 base; QLoRA: the same in 4 bits, never "
+        "sharded. PPO's critic has a backbone of its own, with an adapter a second one.",
         soft_wrap=True,
     )
     if budget is None:
@@ -117,21 +118,27 @@ def main(args: Sequence[str]) -> None:
 
 
 def _advice(work: Workload, budget: float) -> Iterator[str]:
-    """Changes that help, until it fits; else on how many devices it would."""
+    """Changes that help, until it fits; and more devices, if all weights are to be trained."""
     smallest, best = work, memory_of(work).peak
     for change, changed in changes(work):
+        if change.startswith(ADAPTER):
+            yield _more_devices(smallest, budget)
         peak = memory_of(changed).peak
         if peak < best:
             yield f"{change}: {_size(peak)}{', fits' if peak <= budget else ''}"
             smallest, best = changed, peak
         if peak <= budget:
             return
-    devices = fewest_devices(smallest, budget)
+    if smallest.quantization is None:
+        yield _more_devices(smallest, budget)
+
+
+def _more_devices(work: Workload, budget: float) -> str:
+    devices = fewest_devices(work, budget)
     if devices is not None:
-        yield f"and {devices} devices with -c recipes/trainer/fsdp2.yaml: fits"
-    elif smallest.quantization is None:
-        whole = _size(whole_bytes(smallest))
-        yield f"more devices do not help: for a rollout FSDP2 gathers {whole} of weights on each"
+        return f"{devices} devices with -c recipes/trainer/fsdp2.yaml: fits; or else"
+    whole = _size(whole_bytes(work))
+    return f"(more devices alone do not help: FSDP2 gathers {whole} of weights on each for a rollout)"
 
 
 def _verdict(work: Workload, budget: float, device_memory: float) -> str:

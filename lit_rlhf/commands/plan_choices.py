@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from lit_rlhf.models.memory import Workload, memory_of
+from lit_rlhf.models.memory import memory_of
+from lit_rlhf.models.workload import Workload
 
 RANK = 16
 """Of an adapter where the recipe has none."""
+
+ADAPTER = "--model.lora_rank"
+"""How the change from all weights to an adapter begins."""
 
 _MOST_DEVICES = 1024
 _FEW_TOKENS, _FEW_ROWS = 2048, 64  # enough to keep a device busy
@@ -31,7 +35,8 @@ def variants(work: Workload) -> dict[str, Workload]:
     ways: dict[str, dict[str, Any]] = {
         "full": {"reference": "copy"},
         "LoRA": low,
-        "QLoRA": {**low, "quantization": "4bit"},
+        # Weights of bitsandbytes cannot be sharded.
+        "QLoRA": {**low, "quantization": "4bit", "placement": "ddp" if work.devices > 1 else "one"},
     }
     critics = {"full": "own", "LoRA": "adapter", "QLoRA": "adapter"}
     grpo = {f"GRPO {way}": replace(full, **changes) for way, changes in ways.items()}
@@ -60,28 +65,31 @@ def changes(work: Workload) -> Iterator[tuple[str, Workload]]:
         work = replace(work, rows=rows, prompts=rows // group)
         yield f"max_rows: {rows} of data.engine, a TransformersEngine", work
     if work.devices > 1 and work.placement == "ddp" and work.quantization is None:
-        work = replace(work, placement="fsdp2", optimizer="adamw")
-        yield "-c recipes/trainer/fsdp2.yaml", work
-    if work.optimizer == "adamw" and work.placement != "fsdp2":
+        sharded = replace(work, placement="fsdp2", optimizer="adamw")
+        if memory_of(sharded).peak < memory_of(work).peak:  # which the gathered weights of a rollout may undo
+            work = sharded
+            yield "-c recipes/trainer/fsdp2.yaml", work
+    if not work.lora_rank and work.optimizer == "adamw" and work.placement != "fsdp2":
         yield "--model.optimizer adamw_8bit", replace(work, optimizer="adamw_8bit")
     if not work.lora_rank:
         critic = work.critic and "adapter"
-        work = replace(
-            work, lora_rank=RANK, weight_bytes=2, compute_bytes=2, reference=None, critic=critic, optimizer="adamw"
-        )
-        yield f"--model.lora_rank {RANK} --model.dtype bfloat16" + (" --model.critic adapter" if critic else ""), work
-    if work.quantization is None and work.placement != "fsdp2":
-        yield "--model.quantization 4bit", replace(work, quantization="4bit")
+        low: dict[str, Any] = {"weight_bytes": 2, "compute_bytes": 2, "reference": None, "critic": critic}
+        work = replace(work, lora_rank=RANK, optimizer="adamw", **low)
+        yield f"{ADAPTER} {RANK} --model.dtype bfloat16" + (" --model.critic adapter" if critic else ""), work
+    if work.quantization is None:
+        strategy = " --trainer.strategy ddp" if work.placement == "fsdp2" else ""
+        work = replace(work, quantization="4bit", placement="ddp" if work.devices > 1 else "one")
+        yield f"--model.quantization 4bit{strategy}", work
 
 
 def fewest_devices(work: Workload, budget: float) -> int | None:
-    """The smallest power of two of devices on which FSDP2 makes a run fit, if there is one.
+    """On how many devices FSDP2 makes a run fit, doubling those it has; None where no number does.
 
     Args:
         work: As it is.
         budget: Bytes of one device.
     """
-    devices = 2
+    devices = max(2, work.devices)
     while devices <= _MOST_DEVICES and work.quantization is None:
         if memory_of(replace(work, placement="fsdp2", devices=devices, optimizer="adamw")).peak <= budget:
             return devices

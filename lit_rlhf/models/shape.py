@@ -44,6 +44,7 @@ class ModelShape:
         layer: Numbers of the largest layer.
         keys_and_values: Numbers that the cache holds per token, over all layers.
         heads: Attention heads.
+        attention: Numbers of all their outputs.
         linears: Linear layers of the decoder.
     """
 
@@ -55,6 +56,7 @@ class ModelShape:
     layer: int
     keys_and_values: int
     heads: int
+    attention: int
     linears: tuple[Linear, ...]
 
     @property
@@ -134,6 +136,7 @@ def _shape(model: Any, text: Any) -> ModelShape:
         layer=max((sum(p.numel() for p in block.parameters()) for block in blocks), default=0),
         keys_and_values=2 * text.num_hidden_layers * key_heads * dim,
         heads=heads,
+        attention=heads * dim,
         linears=tuple(_linears(model, head)),
     )
 

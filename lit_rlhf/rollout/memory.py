@@ -8,8 +8,9 @@ import torch
 
 from lit_rlhf.engines.cache import BLOCK, BLOCK_ELSEWHERE
 from lit_rlhf.models.loading import load_config
-from lit_rlhf.models.memory import GIB, Memory, Placement, Workload, model_bytes
+from lit_rlhf.models.memory import GIB, Memory
 from lit_rlhf.models.shape import ModelShape, classifier_numbers, shape_of
+from lit_rlhf.models.workload import Placement, Workload, model_bytes
 from lit_rlhf.rewards.reward_model import RewardModel
 
 if TYPE_CHECKING:
@@ -93,8 +94,9 @@ def memory_line(memory: Memory) -> str:
         "training": memory.training - memory.resident,
         "rollout instead": memory.rollout - memory.resident,
     }
-    listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
-    return f"about {memory.peak / GIB:.2f} GiB at most: {listed}"
+    unit, word = (GIB, "GiB") if memory.peak >= GIB else (2**20, "MiB")
+    listed = ", ".join(f"{name} {size / unit:.1f}" for name, size in parts.items() if size)
+    return f"about {memory.peak / unit:.1f} {word} at most: {listed}"
 
 
 def _pass_tokens(data: RolloutDataModule, prompt_length: int, devices: int) -> int:

@@ -95,7 +95,7 @@ def test_the_worked_numbers_in_a_run_and_after_resume(make_trainer, make_data, p
 
 def test_a_checkpoint_without_a_coefficient_is_said(make_trainer, make_data, policy_dir, tmp_path):
     plain = make_trainer(max_epochs=1)
-    plain.fit(GRPOModule(policy_dir), make_data())
+    plain.fit(GRPOModule(policy_dir, kl_coef=0.3), make_data())
     plain.save_checkpoint(tmp_path / "x.ckpt")
     steering = Coefficients(target=0.02, horizon=24)
     with pytest.warns(UserWarning, match="the checkpoint holds no coefficient, so it starts from the module's kl_coef"):

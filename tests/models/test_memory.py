@@ -14,8 +14,9 @@ from lit_rlhf.errors import ConfigurationError
 from lit_rlhf.models.completions import Completions
 from lit_rlhf.models.forward import completion_outputs
 from lit_rlhf.models.lora import add_lora, enable_gradient_checkpointing
-from lit_rlhf.models.memory import GIB, Workload, cache_bytes, memory_of, model_bytes, token_activations, whole_bytes
+from lit_rlhf.models.memory import GIB, cache_bytes, memory_of, token_activations, whole_bytes
 from lit_rlhf.models.shape import classifier_numbers, shape_of
+from lit_rlhf.models.workload import Workload, model_bytes
 
 MODELS = Path(__file__).parents[2] / "recipes" / "models"
 TINY = LlamaConfig(

@@ -104,7 +104,7 @@ def test_reward_models_are_counted(work_of, policy_dir):
     work = workload(GRPOModule(policy_dir), data, 5)
     assert work.reward_bytes == sum(parameter.nbytes for parameter in data.scorer.functions[0].model.parameters())
     assert memory_of(work).reward_model == work.reward_bytes
-    assert "reward model 0.00" in memory_line(memory_of(work))
+    assert f"reward model {work.reward_bytes / 2**20:.1f}" in memory_line(memory_of(work))
 
 
 def test_the_banner_says_what_plan_says(fit, make_data, capsys, policy_dir):
