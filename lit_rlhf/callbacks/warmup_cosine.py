@@ -110,18 +110,15 @@ class WarmupCosine(L.Callback):
         """Set the coming step's rate."""
         self._write(trainer)
 
-    @property
-    def state_key(self) -> str:
-        """One name per set of groups: two of these callbacks may share a Trainer."""
-        return self._generate_state_key(groups=self.groups)
+    # Not as state_dict: Lightning would refuse two of these before they could say what they clash over.
 
-    def state_dict(self) -> dict[str, Any]:
-        """The rates that the schedule scales, by parameter group."""
-        return {"peaks": dict(self._peaks)}
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Save the rates that the schedule scales, by parameter group."""
+        checkpoint.setdefault("peak_learning_rates", {}).update(self._peaks)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Go on with them."""
-        self._peaks = dict(state_dict.get("peaks", {}))
+        self._peaks = dict(checkpoint.get("peak_learning_rates", {}))
 
     def _write(self, trainer: L.Trainer) -> None:
         warmup = self.warmup_steps if self.warmup_steps is not None else round(self.warmup_ratio * self._total)
