@@ -54,16 +54,20 @@ class Throughput(L.Callback):
             self.seconds[phase] = self.seconds.get(phase, 0.0) + value
         rows = data.rollout
         scored = 0 if rows.ref_log_probs is None and rows.values is None else _tokens(rows)
-        trained = trainer.train_dataloader.dataset.tokens_drawn  # type: ignore[union-attr]
-        counts = torch.tensor([data.sampled_tokens, scored, trained], dtype=torch.float64)
+        passes = trainer.train_dataloader.dataset  # type: ignore[union-attr]
+        own = [data.sampled_tokens, scored, passes.tokens_drawn, passes.tokens_forwarded, passes.tokens_padding]
         device = trainer.strategy.root_device
-        generated, scored, trained = trainer.strategy.reduce(counts.to(device), reduce_op="sum").tolist()
+        counts = trainer.strategy.reduce(torch.tensor(own, dtype=torch.float64, device=device), reduce_op="sum")
+        generated, scored, trained, forwarded, padding = counts.tolist()
         peak = trainer.strategy.reduce(torch.tensor(peak_memory_gib(device), device=device), reduce_op="max")
         self.tokens["generated"] += generated
         self.tokens["trained"] += trained
         values = {f"time/{phase}": value for phase, value in seconds.items()}
         values["time/iteration"] = sum(seconds.values())
         values.update({f"tokens/{name}": total for name, total in self.tokens.items()})
+        values["tokens/forwarded"] = forwarded
+        if forwarded:
+            values["tokens/padding"] = padding / forwarded
         for name, count, phase in (
             ("generated", generated, "generation"),
             ("rewarded", generated, "rewards"),

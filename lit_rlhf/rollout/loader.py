@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lit_rlhf.rollout.batch import MicroBatch, RolloutBatch
-from lit_rlhf.rollout.plan import StepPlan
+from lit_rlhf.rollout.plan import ForwardCost, StepPlan
 from lit_rlhf.rollout.sampler import RankLocalSampler
 
 
@@ -25,6 +25,7 @@ class MicroBatches(Dataset):
         micro_batches: Of each optimizer step; steps with fewer are filled up with empty ones.
         ratio_is_one: The rollout serves a single optimizer step.
         on_draw: Called with the number of each micro-batch as it is drawn.
+        cost: Counts the tokens of each forward pass.
     """
 
     def __init__(
@@ -36,15 +37,17 @@ class MicroBatches(Dataset):
         micro_batches: int,
         ratio_is_one: bool,
         on_draw: Callable[[int], None],
+        cost: ForwardCost,
     ) -> None:
         self.rollout = rollout
+        self.cost = cost
         self.plan = plan
         self.denominators = denominators
         self.dead = dead
         self.micro_batches = micro_batches
         self.ratio_is_one = ratio_is_one
         self.on_draw = on_draw
-        self.tokens_drawn = 0
+        self.tokens_drawn = self.tokens_forwarded = self.tokens_padding = 0
         self._last_step = len(plan)
 
     def skip_after(self, step: int) -> None:
@@ -67,7 +70,9 @@ class MicroBatches(Dataset):
         parts = [] if skipped else self.plan[step]
         if part < len(parts):
             rows = self.rollout.select(parts[part]).trim()
-            self.tokens_drawn += int(rows.prompt_lengths.sum() + rows.completion_lengths.sum())
+            self.tokens_drawn += self.cost.alone(parts[part])
+            self.tokens_forwarded += self.cost(parts[part])
+            self.tokens_padding += self.cost.padding(parts[part])
         else:
             rows = self.rollout.blank_row()
         return MicroBatch(

@@ -15,7 +15,7 @@ from lit_rlhf.rollout.batch import RolloutBatch
 from lit_rlhf.rollout.evidence import write_evidence
 from lit_rlhf.rollout.generation import TRAIN_STREAM, evaluation_mode, sample_completions, score_completions
 from lit_rlhf.rollout.loader import MicroBatches, share_over_ranks
-from lit_rlhf.rollout.plan import StepPlan, plan_steps
+from lit_rlhf.rollout.plan import ForwardCost, StepPlan, plan_steps
 
 if TYPE_CHECKING:
     from lit_rlhf.modules.base import PolicyModule
@@ -121,7 +121,8 @@ def cut_into_steps(
         torch.tensor(live_rows, dtype=torch.float64, device=module.device),
         trainer.strategy,
     )
-    return MicroBatches(rollout, plan, *shared, ratio_is_one=len(plan) == 1, on_draw=on_draw)
+    cost = ForwardCost(rollout, module.shares_prompts)
+    return MicroBatches(rollout, plan, *shared, ratio_is_one=len(plan) == 1, on_draw=on_draw, cost=cost)
 
 
 def _plan(

@@ -49,6 +49,14 @@ class ForwardCost:
         """
         return sum(self.prompts[r] + self.completions[r] for r in rows)
 
+    def padding(self, rows: Sequence[int]) -> int:
+        """Tokens of one pass that are padding.
+
+        Args:
+            rows: Of the rollout, in the order they are run.
+        """
+        return 0 if self.shared_prompts else self(rows) - self.alone(rows)
+
     def _starts(self, before: int | None, row: int) -> bool:
         return before is None or self.groups[before] != self.groups[row]
 

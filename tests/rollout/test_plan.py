@@ -189,3 +189,9 @@ def test_rows_are_ordered_so_that_less_is_padding(rollout):
     assert ours < min(shuffled)
     longest = [max((rollout.prompt_lengths + rollout.completion_lengths)[part].tolist()) for part in step]
     assert longest == sorted(longest, reverse=True)
+
+
+def test_padding_is_what_no_row_asked_for(make_rollout):
+    rollout = make_rollout([10, 1], [1, 10], [0, 1])
+    assert ForwardCost(rollout, shared_prompts=False).padding([0, 1]) == 40 - 22
+    assert ForwardCost(rollout, shared_prompts=True).padding([0, 1]) == 0
