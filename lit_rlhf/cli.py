@@ -34,6 +34,8 @@ Options of a class:              lit-rlhf fit --model.help GRPOModule
                                  lit-rlhf fit --data.help RolloutDataModule
 Look at the prompts first:       lit-rlhf data check -c recipe.yaml
 Look at the rewards first:       lit-rlhf rewards try -c recipe.yaml
+Reckon the memory first:         lit-rlhf plan -c recipe.yaml
+Make a model of a checkpoint:    lit-rlhf export --ckpt_path last.ckpt --out my-policy
 
 Errors are one sentence; --traceback shows where they were raised.
 Put -c before the options that override it: what comes later wins."""

@@ -136,7 +136,7 @@ def _advice(work: Workload, budget: float) -> Iterator[str]:
 def _more_devices(work: Workload, budget: float) -> str:
     devices = fewest_devices(work, budget)
     if devices is not None:
-        return f"{devices} devices with -c recipes/trainer/fsdp2.yaml: fits; or else"
+        return f"instead: {devices} devices with -c recipes/trainer/fsdp2.yaml, fits"
     whole = _size(whole_bytes(work))
     return f"(more devices alone do not help: FSDP2 gathers {whole} of weights on each for a rollout)"
 
@@ -230,7 +230,8 @@ def _prompt_length(recipe: Recipe, given: int | None) -> tuple[int, str]:
     if recipe.data.sources["train"] is not None:
         with suppress(LitRLHFError):
             prompts = recipe.data.read_prompts("train", recipe.module.tokenizer)
-            return max(len(prompt.ids) for prompt in prompts.prompts), "the longest in the file"
+            if len(prompts):
+                return max(len(prompt.ids) for prompt in prompts.prompts), "the longest in the file"
     return _ASSUMED_PROMPT, "assumed: name it with --prompt-length"
 
 

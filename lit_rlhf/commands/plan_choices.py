@@ -32,8 +32,9 @@ def variants(work: Workload) -> dict[str, Workload]:
     if not work.mixed:
         full = replace(full, compute_bytes=4)
     low = {"weight_bytes": 2, "compute_bytes": 2, "lora_rank": rank, "reference": None, "critic": None}
+    penalised = work.reference == "copy" or work.lora_rank  # with an adapter the recipe does not show it
     ways: dict[str, dict[str, Any]] = {
-        "full": {"reference": "copy"},
+        "full": {"reference": "copy" if penalised else None},
         "LoRA": low,
         # Weights of bitsandbytes cannot be sharded.
         "QLoRA": {**low, "quantization": "4bit", "placement": "ddp" if work.devices > 1 else "one"},

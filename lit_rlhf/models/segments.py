@@ -17,6 +17,10 @@ from torch.nn import functional as F
 
 from lit_rlhf.models.attention import capped_attention
 
+# Up to this many tokens a group is computed whole, with a mask: calling a kernel for each piece would cost more than
+# the scores that the mask throws away.
+MOST_MASKED = 128
+
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -53,6 +57,7 @@ class SharedPromptLayout:
 
     def __init__(self, groups: Sequence[Group]) -> None:
         self.groups = tuple(groups)
+        self._masks: dict[int | None, Tensor] = {}
         self.longest = max(
             group.prompt[1] - group.prompt[0] + max([0, *(end - start for start, end in group.completions)])
             for group in self.groups
@@ -70,11 +75,60 @@ class SharedPromptLayout:
     ) -> Tensor:
         """Attention of one layer over the packed row; the batch holds that one row."""
         window = sliding_window if sliding_window is not None and sliding_window < self.longest else None
+        if self.widest <= MOST_MASKED:
+            return self._attend_by_groups(query, key, value, scaling, window, softcap)
         if query.device.type == "cpu" and window is None and softcap is None:
             return _SharedPromptAttention.apply(query, key, value, self.groups, scaling)
         pieces = [_masked_group(query, key, value, group, scaling, window, softcap) for group in self.groups]
         out = torch.cat([piece for pair in pieces for piece in pair], dim=2)
         return out.transpose(1, 2).contiguous()
+
+    @property
+    def widest(self) -> int:
+        """Tokens of the longest group."""
+        return max(group.answers[1] - group.prompt[0] for group in self.groups)
+
+    def _attend_by_groups(
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """All groups side by side, padded to the widest."""
+        if self._places.device != query.device:  # once per forward pass, not once per layer
+            self._places, self._valid = self._places.to(query.device), self._valid.to(query.device)
+        places, valid, mask = self._places, self._valid, self._mask(window, query.device)
+        q, k, v = (tensor[0].transpose(0, 1)[places].transpose(1, 2) for tensor in (query, key, value))
+        return _masked_attention(q, k, v, mask, scaling, softcap).transpose(1, 2)[valid][None]
+
+    @functools.cached_property
+    def _places(self) -> Tensor:
+        """``(B, W)`` places of each group's tokens; what is beyond its end is never used."""
+        starts = torch.tensor([group.prompt[0] for group in self.groups])
+        return (starts[:, None] + torch.arange(self.widest)).clamp(max=self.groups[-1].answers[1] - 1)
+
+    @functools.cached_property
+    def _valid(self) -> Tensor:
+        """``(B, W)`` which of these places are the group's own."""
+        lengths = torch.tensor([group.answers[1] - group.prompt[0] for group in self.groups])
+        return torch.arange(self.widest) < lengths[:, None]
+
+    def _mask(self, window: int | None, device: torch.device) -> Tensor:
+        """``(B, 1, W, W)`` bool: which tokens of its group a token sees."""
+        if window not in self._masks:
+            # 0 in a prompt, else the number of the completion; and the position in its own sequence.
+            piece, position = (torch.zeros(self.groups[-1].answers[1], dtype=torch.long) for _ in range(2))
+            for group in self.groups:
+                start, end = group.prompt
+                position[start:end] = torch.arange(end - start)
+                for number, (first, last) in enumerate(group.completions, start=1):
+                    piece[first:last] = number
+                    position[first:last] = torch.arange(end - start, end - start + last - first)
+            places = self._places.cpu()
+            pieces, positions = piece[places], position[places]
+            seen = (pieces[:, None, :] == 0) | (pieces[:, :, None] == pieces[:, None, :])
+            seen &= torch.ones(self.widest, self.widest, dtype=torch.bool).tril()
+            if window is not None:
+                seen &= positions[:, :, None] - positions[:, None, :] < window
+            self._masks[window] = (seen | torch.eye(self.widest, dtype=torch.bool))[:, None].to(device)
+        return self._masks[window]
 
 
 class _SharedPromptAttention(torch.autograd.Function):

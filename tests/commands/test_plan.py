@@ -55,6 +55,8 @@ def test_recipes_of_real_size_fit_the_hardware_that_they_name(recipe, plan):
     assert code == 0, said
     assert "This recipe fits" in said
     assert table["fits"]["this recipe"] == "yes"
+    said_there = re.search(r"# Memory +about (\d+) GiB", recipe.read_text(encoding="utf-8"))
+    assert round(float(table["peak"]["this recipe"])) == int(said_there[1])
     config = yaml.safe_load(recipe.read_text(encoding="utf-8"))["model"]
     algorithm = config["class_path"].rpartition(".")[2].removesuffix("Module")
     way = "LoRA" if config["init_args"].get("lora_rank") else "full"
@@ -97,6 +99,22 @@ def test_seventy_billion_parameters_on_eight_gpus(plan):
     assert table["peak with FSDP2"]["GRPO QLoRA"] == "-"  # bitsandbytes' weights cannot be sharded
 
 
+def test_more_devices_are_offered_before_training_less(plan):
+    recipe = ROOT / "recipes" / "grpo" / "gsm8k_qwen2.5_0.5b.yaml"
+    words = ["--model-config", MODELS / "qwen2.5_7b.json", "--devices", 8, "--device-memory", 80]
+    code, said, _ = plan("-c", recipe, *words)
+    assert code == 1
+    lines = [line.strip() for line in said.partition("What to change")[2].splitlines()[1:]]
+    assert [line.partition(":")[0] for line in lines] == [
+        "--data.micro_batch_tokens 2048",
+        "-c recipes/trainer/fsdp2.yaml",
+        "instead",
+        "--model.lora_rank 16 --model.dtype bfloat16",
+    ]
+    assert lines[2].endswith("16 devices with -c recipes/trainer/fsdp2.yaml, fits")
+    assert lines[3].endswith("GiB, fits")
+
+
 def test_a_fragment_shards_what_it_shards(plan):
     words = ["--model-config", MODELS / "qwen2.5_7b.json", "--model.lora_rank", 0]
     recipe = ROOT / "recipes" / "grpo" / "gsm8k_qwen2.5_0.5b.yaml"
@@ -121,6 +139,8 @@ def test_variants_differ_in_what_they_say():
     for way in ("full", "LoRA", "QLoRA"):
         assert memories[f"GRPO {way}"].peak < memories[f"PPO {way}"].peak
         assert memories[f"GRPO {way}"].critic == 0
+    assert memories["GRPO full"].reference == memories["GRPO full"].weights
+    assert memory_of(variants(replace(work, reference=None))["PPO full"]).reference == 0  # no KL penalty
     # From an adapter's recipe the same columns come out.
     low = replace(work, weight_bytes=2, compute_bytes=2, lora_rank=16, critic="adapter", quantization="4bit")
     assert {name: memory_of(value) for name, value in variants(low).items()} == memories

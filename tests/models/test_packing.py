@@ -7,12 +7,20 @@ import logging
 import pytest
 import torch
 
+from lit_rlhf.models import segments
 from lit_rlhf.models.completions import Completions
 from lit_rlhf.models.forward import completion_outputs
 from lit_rlhf.models.layouts import runs_layouts
 from lit_rlhf.models.lora import add_lora, enable_gradient_checkpointing
 from lit_rlhf.models.packing import pack
 from tests.models.zoo import ALONE, SHARING, build
+
+
+@pytest.fixture(autouse=True, params=[0, segments.MOST_MASKED], ids=["pieces", "masked"])
+def way(request, monkeypatch):
+    """Short groups are computed whole, with a mask, longer ones piece by piece."""
+    monkeypatch.setattr(segments, "MOST_MASKED", request.param)
+
 
 # Prompts of three groups, with 3, 1 and 4 completions; one completion is empty.
 PROMPTS = [[7, 8, 9, 10], [11], [3, 30, 12, 13, 14, 15, 16, 50, 51]]
