@@ -19,7 +19,7 @@ quickstart: install ## Train the shipped base with GRPO: about a minute on two C
 	$(BIN)/lit-rlhf fit -c recipes/quickstart/grpo.yaml
 
 test: install ## Run the tests, without the slow ones and those that need a GPU or vLLM.
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not gpu and not vllm"
+	$(BIN)/pytest -m "not slow and not gpu and not vllm"
 
 test-slow: install ## Run the slow tests.
 	$(BIN)/pytest -m slow
