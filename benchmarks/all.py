@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+from docs_page import PAGE
+
 HERE = Path(__file__).parent
 # Name, script and options; a race with three sides says all that one with two does.
 RUNS = {
@@ -34,9 +36,7 @@ def main() -> None:
     options.add_argument("--ppo-python", help="interpreter of an environment with trl==1.12.0; without it, no PPO race")
     options.add_argument("--only", help=f"some of: {', '.join(RUNS)}; several with commas")
     options.add_argument("--quick", action="store_true", help="each benchmark's quick form; the page stays as it is")
-    options.add_argument(
-        "--out", default=HERE.parent / "docs" / "performance.md", help="page to write the results into"
-    )
+    options.add_argument("--out", default=PAGE, help="page to write the results into")
     arguments = options.parse_args()
     chosen = list(RUNS) if arguments.only is None else arguments.only.split(",")
     if unknown := [name for name in chosen if name not in RUNS]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import logging
 import tempfile
 import time
@@ -128,7 +127,7 @@ def run(iterations: int, folder: str) -> tuple[dict[str, float], float]:
     )
     data = RolloutDataModule(
         str(QUICKSTART / "train.jsonl"),
-        val=[json.loads(line) for line in (QUICKSTART / "val.jsonl").open(encoding="utf-8")],
+        val=str(QUICKSTART / "val.jsonl"),
         rewards=MathAnswer(),
         prompts_per_iteration=64,
         group_size=8,

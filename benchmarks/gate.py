@@ -70,6 +70,11 @@ class Alone:
         return "go" if self.left >= 0 else "stop"
 
     @property
+    def hello(self) -> dict[str, Any]:
+        """What a gate says first."""
+        return self.sent[0]
+
+    @property
     def steps(self) -> list[Step]:
         """Those that count."""
         return self.sent[2:]

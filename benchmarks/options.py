@@ -26,11 +26,9 @@ def parser(description: str, default: str | None = None) -> argparse.ArgumentPar
 
 def chosen_works(names: str, quick: bool) -> dict[str, Work]:
     """The works of a comma-separated list, scaled down where that is asked for."""
-    unknown = [name for name in names.split(",") if name not in WORKS]
-    if unknown:
+    chosen = names.split(",")
+    if unknown := [name for name in chosen if name not in WORKS]:
         raise SystemExit(f"no such work: {', '.join(unknown)}; there are {', '.join(WORKS)}")
-    return {f"{name}{'-quick' if quick else ''}": _scaled(WORKS[name], quick) for name in names.split(",")}
-
-
-def _scaled(work: Work, quick: bool) -> Work:
-    return work.smaller() if quick else work
+    if quick:
+        return {f"{name}-quick": WORKS[name].smaller() for name in chosen}
+    return {name: WORKS[name] for name in chosen}

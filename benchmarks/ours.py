@@ -129,7 +129,6 @@ def run(
     work: Work,
     threads: int,
     module: dict[str, Any] | None = None,
-    data: dict[str, Any] | None = None,
     callbacks: Sequence[str] = (),
     logger: bool = False,
 ) -> None:
@@ -140,7 +139,6 @@ def run(
         work: What a step is.
         threads: Of torch.
         module: Other options of the module.
-        data: Other options of the DataModule.
         callbacks: Names of callbacks to run with, each as it comes.
         logger: Log to TensorBoard.
     """
@@ -162,7 +160,6 @@ def run(
         "shuffle": False,
         "seed": 0,
         "micro_batch_tokens": MICRO_BATCH_TOKENS,
-        **(data or {}),
     }
     if module_options.get("lora_rank"):
         import peft  # noqa: F401  so that it counts as a library, not as memory of the step

@@ -87,11 +87,10 @@ class Rollout:
             for parameter in model.parameters():
                 parameter.add_(size * torch.randn(parameter.shape, generator=random) * parameter.std().nan_to_num(0.0))
 
+    @functools.cached_property
     def engine_log_probs(self) -> list[Tensor]:
         """Of an engine that is somewhat wrong, in the order of the rows; computed once, by the first to ask."""
-        if not hasattr(self, "_engine"):
-            self._engine = [log_probs + noise for log_probs, noise in zip(self._true(), self.engine_noise, strict=True)]
-        return self._engine
+        return [log_probs + noise for log_probs, noise in zip(self._true(), self.engine_noise, strict=True)]
 
     def _true(self) -> list[Tensor]:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -136,7 +135,8 @@ def run_trl(rollout: Rollout, options: dict[str, Any], micro_batches: int = 1, e
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     rows = len(rollout.completions)
-    log_probs = rollout.engine_log_probs()
+    size = rows // micro_batches
+    log_probs = rollout.engine_log_probs
 
     def replay(prompts: list[str], trainer: Any) -> dict[str, Any]:
         return {
@@ -153,7 +153,7 @@ def run_trl(rollout: Rollout, options: dict[str, Any], micro_batches: int = 1, e
             "beta": 0.0,
             "num_iterations": 2,  # so that old log-probs are computed
             "gradient_accumulation_steps": micro_batches,
-            "per_device_train_batch_size": rows // micro_batches,
+            "per_device_train_batch_size": size,
             "num_generations": rollout.group,
             "max_completion_length": WIDTH,
             "temperature": TEMPERATURE,
@@ -177,7 +177,6 @@ def run_trl(rollout: Rollout, options: dict[str, Any], micro_batches: int = 1, e
         rollout.move(trainer.model, 1, rollout.moved)
         trainer.current_gradient_accumulation_steps = micro_batches
         loss = 0.0
-        size = rows // micro_batches
         for start in range(0, rows, size):
             part = {
                 name: value[start : start + size] if value.dim() else value
@@ -205,7 +204,7 @@ class Replay:
         return Generation(
             completion_ids=pad([torch.tensor(ids) for ids in rows], batch_first=True),
             lengths=lengths,
-            log_probs=pad(self.rollout.engine_log_probs(), batch_first=True),
+            log_probs=pad(self.rollout.engine_log_probs, batch_first=True),
             finished=torch.tensor([ids[-1] == EOS for ids in rows]),
         )
 

@@ -34,6 +34,37 @@ class ForcedLengths:
         return scores
 
 
+# Of any of TRL's trainers: until it is stopped, on a CPU, with nothing written or shown.
+TO_ITSELF: dict[str, Any] = {
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "use_cpu": True,
+    "seed": 0,
+}
+
+
+def common_settings(work: Work, micro_batch: int | None) -> dict[str, Any]:
+    """Settings that all of TRL's trainers share, for the report.
+
+    Everything that touches speed is set to what is fastest on a CPU; the numerics are those of the other sides.
+
+    Args:
+        work: What a step is.
+        micro_batch: Completions per forward and backward; the fastest one found by default.
+    """
+    size = micro_batch or min(work.peer_micro_batch, work.rows)
+    return {
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "per_device_train_batch_size": size,
+        "gradient_accumulation_steps": work.rows // size,
+        "optim": "adamw_torch_fused",
+        "learning_rate": 1e-6,
+        "adam_beta2": 0.95,
+    }
+
+
 def force_lengths(generate: Any, work: Work, gate: Gate) -> Any:
     """``model.generate`` with forced lengths, timed, its tokens counted."""
     lengths = work.completion_lengths()
@@ -64,15 +95,9 @@ def run(connection: Connection, work: Work, threads: int, micro_batch: int | Non
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    size = micro_batch or min(work.peer_micro_batch, work.rows)
-    # Everything that touches speed, set to what is fastest on a CPU; the numerics are those of the other sides.
-    settings: dict[str, Any] = {
-        "bf16": False,
-        "gradient_checkpointing": False,
+    settings = {
+        **common_settings(work, micro_batch),
         "use_vllm": False,
-        "per_device_train_batch_size": size,
-        "gradient_accumulation_steps": work.rows // size,
-        "optim": "adamw_torch_fused",
         "num_generations": work.group,
         "max_completion_length": work.new_tokens,
         "temperature": 1.0,
@@ -83,8 +108,6 @@ def run(connection: Connection, work: Work, threads: int, micro_batch: int | Non
         "scale_rewards": "group",
         "epsilon": 0.2,
         "max_grad_norm": 1.0,
-        "learning_rate": 1e-6,
-        "adam_beta2": 0.95,
     }
     folder = model_folder(work.shape)
     gate = Gate(connection, settings)
@@ -103,11 +126,7 @@ def run(connection: Connection, work: Work, threads: int, micro_batch: int | Non
             output_dir=output.name,
             max_steps=1_000_000,
             shuffle_dataset=False,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            use_cpu=True,
-            seed=0,
+            **TO_ITSELF,
             **settings,
         ),
         train_dataset=Dataset.from_list(work.data()),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from gate import Gate
-from peer_grpo import force_lengths
+from peer_grpo import TO_ITSELF, common_settings, force_lengths
 from workload import PAD, Work, model_folder
 
 
@@ -26,24 +26,17 @@ def run(connection: Connection, work: Work, threads: int, micro_batch: int | Non
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
     from trl.experimental.ppo import PPOConfig, PPOTrainer
 
-    size = micro_batch or min(work.peer_micro_batch, work.rows)
-    settings: dict[str, Any] = {
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "per_device_train_batch_size": size,
-        "gradient_accumulation_steps": work.rows // size,
+    settings = {
+        **common_settings(work, micro_batch),
         "local_rollout_forward_batch_size": work.rows,
         "num_mini_batches": 1,
         "num_ppo_epochs": 1,
-        "optim": "adamw_torch_fused",
         "response_length": work.new_tokens,
         "stop_token": "eos",
         "temperature": 1.0,
         "kl_coef": work.kl_coef,
         "vf_coef": 0.1,
         "cliprange": 0.2,
-        "learning_rate": 1e-6,
-        "adam_beta2": 0.95,
     }
     gate = Gate(connection, settings)
     output = tempfile.TemporaryDirectory()
@@ -68,11 +61,7 @@ def run(connection: Connection, work: Work, threads: int, micro_batch: int | Non
             output_dir=output.name,
             total_episodes=1_000_000 * work.rows,
             num_sample_generations=0,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            use_cpu=True,
-            seed=0,
+            **TO_ITSELF,
             **settings,
         ),
         processing_class=tokenizer,

@@ -14,13 +14,12 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
-from gate import Alone, Finished, Step, output_to
+from gate import Alone, Finished, output_to
 from log_prob_memory import Kind, log_prob_bytes
 from options import parser
-from race import require
+from race import Lane, require
 from report import PHASES, finish, pyplot, save, table
 from workload import Work
 
@@ -39,14 +38,14 @@ SWEEPS: dict[str, tuple[Sequence[Any], Callable[[Any], Work]]] = {
 VOCABULARIES = (4_096, 16_384, 65_536, 131_072)
 
 
-def measure(work: Work, steps: int, threads: int) -> list[Step]:
+def measure(work: Work, steps: int, threads: int) -> Lane:
     """Run a work in this process."""
     import ours
 
     alone = Alone(steps)
     with output_to(os.devnull), contextlib.suppress(Finished):
         ours.run(alone, work, threads)
-    return alone.steps
+    return Lane("ours", **alone.hello, steps=alone.steps)
 
 
 def parameters(work: Work) -> int:
@@ -70,8 +69,8 @@ def sweep(name: str, points: Sequence[tuple[Any, Work]], steps: int, threads: in
     for _, work in points:
         measured = measure(work, steps, threads)
         for phase, parts in PHASES.items():
-            columns[phase].append(median(sum(step.phases.get(part, 0.0) for part in parts) for step in measured))
-        columns["whole step"].append(median(step.seconds for step in measured))
+            columns[phase].append(measured.phase(*parts))
+        columns["whole step"].append(measured.seconds)
     slopes = {phase: exponent(sizes, seconds) for phase, seconds in columns.items()}
     header = [name, *(f"{size:,.0f}" for size in sizes), "exponent"]
     rows = [[f"{p}, s", *(f"{s:.3f}" for s in columns[p]), f"{slopes[p]:.2f}"] for p in columns]
@@ -84,8 +83,7 @@ def shared_prompts(points: Sequence[tuple[int, Work]], steps: int, threads: int)
     added, tokens = {}, points[-1][0] - points[0][0]
     for group in (points[0][1].group, 2):
         short, long = (
-            median(step.seconds for step in measure(replace(work, group=group), steps, threads))
-            for work in (points[0][1], points[-1][1])
+            measure(replace(work, group=group), steps, threads).seconds for work in (points[0][1], points[-1][1])
         )
         added[group] = long - short
     many, few = added.values()
@@ -140,7 +138,7 @@ def main() -> None:
     """Measure, print, save, plot."""
     arguments = parser(__doc__.splitlines()[0]).parse_args()
     require("ours")
-    steps, threads = (1, arguments.threads) if arguments.quick else (arguments.rounds, arguments.threads)
+    steps, threads = 1 if arguments.quick else arguments.rounds, arguments.threads
     taken = slice(3) if arguments.quick else slice(None)
     sweeps = {name: [(size, work(size)) for size in sizes[taken]] for name, (sizes, work) in SWEEPS.items()}
     if arguments.quick:

@@ -24,7 +24,7 @@ def best_micro_batch(work: Work, threads: int) -> int:
     """The peer's fastest micro-batch size, each tried for two steps."""
     seconds = {}
     for size in MICRO_BATCHES:
-        if work.rows % size == 0 and size <= work.rows:
+        if work.rows % size == 0:
             peer = peer_of(work)
             lane = race(work, {peer: {"micro_batch": size}}, rounds=1, threads=threads)[peer]
             seconds[size] = lane.seconds

@@ -41,6 +41,18 @@ class DivergedError(LitRLHFError, RuntimeError):
     """The policy's weights or log-probs are no longer finite."""
 
 
+def reason_of(error: BaseException) -> str:
+    """What another library's exception says, in a line of at most 200 characters; its type where it says nothing.
+
+    Args:
+        error: Any.
+
+    >>> reason_of(ValueError("no  such thing")), reason_of(EOFError())
+    ('no such thing', 'EOFError')
+    """
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
 def check_number(
     name: str,
     value: float | None,

@@ -12,7 +12,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -206,16 +206,11 @@ def _subclasses(base: type) -> set[type]:
 
 
 def _literals(found: re.Match[str], option: str, given: str) -> str:
-    allowed = [
-        value for values in re.findall(r"typing\.Literal(\[[^\]]*\])", found.string) for value in _values(values)
-    ]
+    listed = re.findall(r"typing\.Literal(\[[^\]]*\])", found.string)
+    allowed = [value for values in listed for value in ast.literal_eval(values)]
     value = _given(found, given)
     choices = ", ".join(repr(choice) for choice in dict.fromkeys(allowed))
     return f"{option} must be one of {choices}, got {value!r}{nearest(value, [str(choice) for choice in allowed])}"
-
-
-def _values(text: str) -> list[Any]:
-    return list(ast.literal_eval(text))
 
 
 def _given(found: re.Match[str], given: str) -> str:
@@ -232,11 +227,13 @@ def _wrong_type(found: re.Match[str], option: str, given: str) -> str:
 
 
 def _unknown_key(found: re.Match[str], option: str, given: str) -> str:
-    *parents, name = found[1].split(".")
+    return _no_option(found[1])
+
+
+def _no_option(full_name: str) -> str:
+    *parents, name = full_name.split(".")
     where = f"{'.'.join(parents)} has" if parents else "there is"
-    names: Collection[str] = _TOP_LEVEL
-    if parents == ["trainer"]:
-        names = L.Trainer.__init__.__wrapped__.__code__.co_varnames  # type: ignore[attr-defined]
+    names: Iterable[str] = inspect.signature(L.Trainer).parameters if parents == ["trainer"] else _TOP_LEVEL
     return f"{where} no option {name!r}{nearest(name, names)}"
 
 
@@ -246,7 +243,7 @@ def _unrecognised(found: re.Match[str], option: str, given: str) -> str:
         return f"{found[1]!r} belongs to no option; options are written --model.lr 1e-6"
     head, dot, rest = word.removeprefix("--").partition(".")
     if head == "trainer":
-        return f"{word}: " + _unknown_key(re.match("(.*)", f"{head}.{rest}"), option, given)  # type: ignore[arg-type]
+        return f"{word}: {_no_option(f'{head}.{rest}')}"
     close = difflib.get_close_matches(head, _TOP_LEVEL, 1, 0.6)
     return f"there is no option {word}" + (f"; did you mean --{close[0]}{dot}{rest}?" if close else "")
 

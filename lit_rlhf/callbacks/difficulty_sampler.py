@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.callbacks.rollout import RolloutCallback
+from lit_rlhf.checkpointing import write_json_lines
 from lit_rlhf.errors import ConfigurationError, check_number
 from lit_rlhf.rollout.sampler import PromptTurns
 
@@ -149,18 +149,19 @@ class DifficultySampler(RolloutCallback):
             return
         prompts = trainer.datamodule.prompts["train"].prompts  # type: ignore[attr-defined]
         columns = {name: values.tolist() for name, values in self.counts.items()}
-        self.written_to.parent.mkdir(parents=True, exist_ok=True)
-        with self.written_to.open("w", encoding="utf-8") as file:
-            for place, prompt in enumerate(prompts):
-                row = {name: values[place] for name, values in columns.items()}
-                line = {
+        lines = []
+        for place, prompt in enumerate(prompts):
+            row = {name: values[place] for name, values in columns.items()}
+            lines.append(
+                {
                     "index": prompt.index,
                     "prompt": prompt.text,
                     **{name: row[name] for name in ("draws", "completions", "solved")},
                     "solve_rate": _rate(row["solved"], row["completions"]),
                     "last_solve_rate": _rate(row["last_solved"], row["last_completions"]),
                 }
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            )
+        write_json_lines(lines, self.written_to)
 
     def state_dict(self) -> dict[str, Any]:
         """Counts and the queue, the same on all ranks."""

@@ -8,7 +8,7 @@ import lightning as L
 
 from lit_rlhf.callbacks.rollout import RolloutCallback
 from lit_rlhf.callbacks.warmup_cosine import is_endless, run_iterations
-from lit_rlhf.errors import ConfigurationError, check_number
+from lit_rlhf.errors import ConfigurationError, check_choice, check_number
 from lit_rlhf.functional.schedules import ANNEALS, Anneal, annealed
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ class KLSchedule(RolloutCallback):
         check_number("KLSchedule: start", start, above=0)
         check_number("KLSchedule: end", end, above=0)
         check_number("KLSchedule: iterations", iterations, minimum=1)
-        if shape not in ANNEALS:
-            raise ConfigurationError(f"KLSchedule: shape must be one of {', '.join(ANNEALS)}, got {shape!r}")
+        check_choice("KLSchedule: shape", shape, ANNEALS)
         self.start = start
         self.end = end
         self.shape: Anneal = shape

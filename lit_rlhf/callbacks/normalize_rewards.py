@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_rlhf.callbacks.rollout import RolloutCallback
 from lit_rlhf.errors import ConfigurationError, RewardError, check_number
-from lit_rlhf.functional.standardize import standardize
+from lit_rlhf.functional.standard_scores import standard_scores
 from lit_rlhf.rollout.batch import RolloutBatch
 
 
@@ -87,7 +87,7 @@ class NormalizeRewards(RolloutCallback):
                 return sums  # a group is on one rank
             return trainer.strategy.reduce(sums, reduce_op="sum")
 
-        scores, divisor = standardize(values, population, populations, self.eps, sum_over_ranks)
+        scores, divisor = standard_scores(values, population, populations, self.eps, sum_over_ranks)
         scores = scores.nan_to_num(nan=0.0)
         if self.order == "normalize_first":
             rewards = scores.double() @ torch.tensor(weights, dtype=torch.float64, device=scores.device)

@@ -6,12 +6,12 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import Tensor
 
 from lit_rlhf.callbacks.rollout import RolloutCallback
 from lit_rlhf.errors import ConfigurationError, check_number
 from lit_rlhf.models.reference import FrozenReference
+from lit_rlhf.strategies import shards_weights
 
 
 class ReferenceSync(RolloutCallback):
@@ -55,7 +55,7 @@ class ReferenceSync(RolloutCallback):
                 "ReferenceSync: with lora_rank the reference is the base model with the adapter switched off, which "
                 "cannot move; train all weights (lora_rank=0), or start a new run from the exported policy now and then"
             )
-        if isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy):
+        if shards_weights(trainer):
             raise ConfigurationError(
                 f"ReferenceSync: {type(trainer.strategy).__name__} shards the reference, which could not be saved "
                 "whole; use one device or ddp"

@@ -94,12 +94,11 @@ def memory_estimate(trainer: L.Trainer, module: PolicyModule, data: RolloutDataM
         module: The policy and its critic.
         data: With its prompts.
     """
-    longest = max((len(prompt.ids) for prompt in data.prompts["train"].prompts), default=1)
     try:
         work = workload(
             module,
             data,
-            longest,
+            data.prompts["train"].longest,
             placement="fsdp2" if shards_weights(trainer) else "ddp",
             devices=trainer.world_size,
             precision=str(trainer.precision),

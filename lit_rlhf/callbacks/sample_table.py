@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_rlhf.callbacks.rollout import RolloutCallback
-from lit_rlhf.checkpointing import atomic_file
-from lit_rlhf.errors import ConfigurationError, check_number
+from lit_rlhf.checkpointing import atomic_file, write_json_lines
+from lit_rlhf.errors import check_choice, check_number
 from lit_rlhf.rollout.batch import RolloutBatch
 
 FileFormat = Literal["jsonl", "parquet", "none"]
@@ -52,10 +51,7 @@ class SampleTable(RolloutCallback):
             ("max_characters", max_characters),
         ):
             check_number(f"SampleTable: {name}", value, minimum=1)
-        if file_format not in get_args(FileFormat):
-            raise ConfigurationError(
-                f"SampleTable: file_format must be one of {', '.join(get_args(FileFormat))}, got {file_format!r}"
-            )
+        check_choice("SampleTable: file_format", file_format, get_args(FileFormat))
         self.every_n_iterations = every_n_iterations
         self.num_prompts = num_prompts
         self.per_prompt = per_prompt
@@ -154,14 +150,13 @@ def write_records(records: list[dict[str, Any]], path: Path) -> None:
         records: With the same keys.
         path: Its folder is created if missing.
     """
-    with atomic_file(path) as temporary:
-        if path.suffix == ".parquet":
-            from datasets import Dataset
+    if path.suffix != ".parquet":
+        write_json_lines(records, path)
+        return
+    from datasets import Dataset
 
-            Dataset.from_list(records).to_parquet(str(temporary))
-            return
-        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
-        temporary.write_text("".join(lines), encoding="utf-8", newline="\n")
+    with atomic_file(path) as temporary:
+        Dataset.from_list(records).to_parquet(str(temporary))
 
 
 def _prompt_text(prompt: Any) -> str:

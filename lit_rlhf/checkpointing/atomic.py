@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,21 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
             _sync(target.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def write_json_lines(records: Iterable[Mapping[str, Any]], path: str | Path) -> None:
+    """Write a file with a JSON object per line, whole or not at all.
+
+    Args:
+        records: One per line, in order.
+        path: Of the file; its folder is created if missing.
+
+    Raises:
+        OutputError: It cannot be written; what stood there before is untouched.
+    """
+    with atomic_file(path) as temporary:
+        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+        temporary.write_text("".join(lines), encoding="utf-8", newline="\n")
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lit_rlhf.errors import CheckpointError
+from lit_rlhf.errors import CheckpointError, reason_of
 
 FORMAT = 1
 """Number of the layout of what :class:`~lit_rlhf.callbacks.ResumeGuard` saves."""
@@ -65,8 +65,7 @@ def read_content(path: str | Path) -> dict[str, Any]:
     try:
         content = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # whatever the first byte that is wrong leads to
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CheckpointError(f"{path}: cannot be read as a checkpoint ({reason})") from error
+        raise CheckpointError(f"{path}: cannot be read as a checkpoint ({reason_of(error)})") from error
     if not isinstance(content, dict) or "pytorch-lightning_version" not in content:
         keys = ", ".join(map(str, list(content)[:4])) if isinstance(content, dict) else type(content).__name__
         raise CheckpointError(

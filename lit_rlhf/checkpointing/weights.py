@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_rlhf.errors import CheckpointError
+from lit_rlhf.errors import CheckpointError, reason_of
 
 
 def read_weights(path: str | Path, content: dict[str, Any], prefix: str = "") -> dict[str, Tensor]:
@@ -50,6 +50,5 @@ def _read_shards(folder: Path, prefix: str) -> dict[str, Tensor]:
             if state:
                 dcp.load(state, checkpoint_id=folder, no_dist=True)
     except (dcp.CheckpointException, OSError, RuntimeError, ValueError, EOFError) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CheckpointError(f"{folder}: its shards cannot be read ({reason})") from error
+        raise CheckpointError(f"{folder}: its shards cannot be read ({reason_of(error)})") from error
     return {name.removeprefix(start): value for name, value in state.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from lit_rlhf.commands.parsing import command_parser, parse_beside_recipe
 from lit_rlhf.commands.recipe import Recipe, read_recipe
 from lit_rlhf.data.prompts import PromptDataset
 from lit_rlhf.errors import LitRLHFError, RewardError
@@ -46,18 +46,10 @@ def main(args: Sequence[str]) -> None:
     Raises:
         SystemExit: With code 1 where something is refused.
     """
-    parser = argparse.ArgumentParser(
-        "lit-rlhf data check",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("data check", _DESCRIPTION, _EPILOG)
     parser.add_argument("--split", choices=("train", "val", "test"), help="look at this one only")
     parser.add_argument("--rows", type=int, default=10, help="rows listed of each kind of problem (default: 10)")
-    options, rest = parser.parse_known_args(args)
-    if not rest:
-        parser.error("name a recipe: lit-rlhf data check -c recipe.yaml")
+    options, rest = parse_beside_recipe(parser, args)
     recipe = read_recipe(rest)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     refused = False

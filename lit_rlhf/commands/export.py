@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import re
@@ -16,6 +15,7 @@ from rich.console import Console
 from lit_rlhf.checkpointing import atomic_folder, read_content, read_weights, summary_of
 from lit_rlhf.checkpointing.fingerprint import model_identity
 from lit_rlhf.commands.model_card import model_card
+from lit_rlhf.commands.parsing import command_parser
 from lit_rlhf.commands.restoring import RestoredPolicy, restore_policy
 from lit_rlhf.errors import CheckpointError, ConfigurationError, OutputError
 from lit_rlhf.models.loading import load_config, load_tokenizer
@@ -42,13 +42,7 @@ def main(args: Sequence[str]) -> None:
         ConfigurationError: Its base model is not here, or is another one; or an option does not fit.
         OutputError: The folder is not empty, or cannot be written.
     """
-    parser = argparse.ArgumentParser(
-        "lit-rlhf export",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("export", _DESCRIPTION, _EPILOG)
     parser.add_argument("--ckpt_path", required=True, help="a checkpoint's file, or its folder of shards")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder to write; must be empty")
     parser.add_argument("--merge", action="store_true", help="merge the adapter into its base, in full precision")
@@ -73,7 +67,7 @@ def main(args: Sequence[str]) -> None:
         if options.merge and policy.adapter_rank == 0:
             raise ConfigurationError(f"--merge: {options.ckpt_path} has no adapter, leave it out")
         card = model_card(content, policy, str(hparams["policy"]), options.ckpt_path)
-        _write(options.out.resolve(), policy, base, card, options.max_shard_size, keep_old=not options.overwrite)
+        _write(options.out.resolve(), policy, base, card, options.max_shard_size, options.overwrite)
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"{policy.kind} of {options.ckpt_path} written to {options.out}")
 
@@ -118,14 +112,14 @@ def _base(name: str, content: dict[str, Any], from_checkpoint: bool) -> str:
     return name
 
 
-def _write(out: Path, policy: RestoredPolicy, base: str, card: str, max_shard_size: str, keep_old: bool) -> None:
+def _write(out: Path, policy: RestoredPolicy, base: str, card: str, max_shard_size: str, overwrite: bool) -> None:
     replaced = out.with_name(f"{out.name}.replaced-{os.getpid()}")
     try:
         with atomic_folder(out) as folder:
             policy.save(folder, max_shard_size)
             load_tokenizer(base).save_pretrained(folder)
             (folder / "README.md").write_text(card, encoding="utf-8")
-            if not keep_old and out.exists():
+            if overwrite and out.exists():
                 out.rename(replaced)
     except BaseException:
         if replaced.exists() and not out.exists():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from lit_rlhf.commands.parsing import command_parser, parse_beside_recipe
 from lit_rlhf.commands.plan_choices import ADAPTER, RANK, changes, fewest_devices, variants
 from lit_rlhf.commands.recipe import Recipe, read_recipe
 from lit_rlhf.errors import ConfigurationError, LitRLHFError
@@ -64,20 +64,12 @@ def main(args: Sequence[str]) -> None:
         ConfigurationError: The recipe cannot be read, or its model's configuration is not here.
         SystemExit: With code 1 where the recipe does not fit.
     """
-    parser = argparse.ArgumentParser(
-        "lit-rlhf plan",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("plan", _DESCRIPTION, _EPILOG)
     parser.add_argument("--devices", type=int, help="devices of all machines (default: the recipe's)")
     parser.add_argument("--device-memory", type=float, metavar="GIB", help="of each device: say whether it fits")
     parser.add_argument("--model-config", metavar="MODEL", help="file, folder or Hub name of another configuration")
     parser.add_argument("--prompt-length", type=int, help="tokens of the longest prompt (default: the recipe's)")
-    options, rest = parser.parse_known_args(args)
-    if not rest:
-        parser.error("name a recipe: lit-rlhf plan -c recipe.yaml")
+    options, rest = parse_beside_recipe(parser, args)
     for name in ("devices", "device_memory", "prompt_length"):
         value = getattr(options, name)
         if value is not None and value <= 0:
@@ -187,8 +179,8 @@ def _table(works: Mapping[str, Workload], budget: float | None) -> Table:
     row("peak", [memory.peak for memory in memories.values()], style="bold")
     if budget is not None:
         table.add_row("fits", *("yes" if memory.peak <= budget else "no" for memory in memories.values()))
-    devices = next(iter(works.values())).devices
-    if devices > 1 and next(iter(works.values())).placement != "fsdp2":
+    recipe = next(iter(works.values()))
+    if recipe.devices > 1 and recipe.placement != "fsdp2":
         sharded = [memory_of(replace(work, placement="fsdp2")).peak for work in works.values()]
         quantised = [work.quantization is not None for work in works.values()]
         cells = ["-" if bits else _cell(peak / unit) for bits, peak in zip(quantised, sharded, strict=True)]
@@ -231,7 +223,7 @@ def _prompt_length(recipe: Recipe, given: int | None) -> tuple[int, str]:
         with suppress(LitRLHFError):
             prompts = recipe.data.read_prompts("train", recipe.module.tokenizer)
             if len(prompts):
-                return max(len(prompt.ids) for prompt in prompts.prompts), "the longest in the file"
+                return prompts.longest, "the longest in the file"
     return _ASSUMED_PROMPT, "assumed: name it with --prompt-length"
 
 

@@ -123,11 +123,10 @@ def merge_exactly(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     for layer in model.modules():
         if isinstance(layer, BaseTunerLayer):
             base = layer.get_base_layer()
-            before = next(base.parameters()).dtype
             layer.float()
             layer.merge(adapter_names=[POLICY_ADAPTER])
-            base.to(dtype or before)
-    return _cast(model.unload(), dtype)  # type: ignore[operator]
+            base.to(dtype)
+    return model.unload().to(dtype)  # type: ignore[operator]
 
 
 def _known(hparams: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lit_rlhf.commands.parsing import command_parser, parse_beside_recipe
 from lit_rlhf.commands.recipe import Recipe, read_recipe
 from lit_rlhf.data.prompts import Prompt, PromptDataset
 from lit_rlhf.data.rows import read_rows
@@ -49,21 +49,13 @@ def main(args: Sequence[str]) -> None:
     Args:
         args: What follows ``lit-rlhf rewards try``.
     """
-    parser = argparse.ArgumentParser(
-        "lit-rlhf rewards try",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("rewards try", _DESCRIPTION, _EPILOG)
     parser.add_argument("--n", type=int, default=8, help="completions (default: 8)")
     parser.add_argument("--per_prompt", type=int, default=1, help="completions sampled per prompt (default: 1)")
     parser.add_argument("--completions", metavar="FILE", help="completions to score, instead of sampling them")
     parser.add_argument("--split", choices=("train", "val", "test"), default="train", help="prompts (default: train)")
     parser.add_argument("--characters", type=int, default=160, help="shown of each text (default: 160)")
-    options, rest = parser.parse_known_args(args)
-    if not rest:
-        parser.error("name a recipe: lit-rlhf rewards try -c recipe.yaml")
+    options, rest = parse_beside_recipe(parser, args)
     for name in ("n", "per_prompt", "characters"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be at least 1")
@@ -123,8 +115,6 @@ def _sampled(recipe: Recipe, prompts: PromptDataset, count: int, per_prompt: int
 def _from_file(recipe: Recipe, prompts: PromptDataset, path: str, count: int) -> tuple[list[_Sample], int]:
     """Completions of a file, each with the prompt that it belongs to, and how many are left over."""
     rows = read_rows(path)
-    if not len(rows):
-        raise DataError(f"{path}: no rows")
     by_index = {prompt.index: prompt for prompt in prompts.prompts}
     by_text = {prompt_text(prompt.text): prompt for prompt in prompts.prompts}
     samples = []

@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from lit_rlhf.data.encoding import Messages
+from lit_rlhf.data.encoding import CHUNK, Messages
 from lit_rlhf.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-# Texts handed to the tokenizer at once: enough for its threads, small enough that their encodings fit in memory.
-_CHUNK = 10_000
 
 
 def join_dialogue(prompt: Any, answer: Any) -> str | Messages:
@@ -79,8 +76,8 @@ def encode_dialogues(
     """
     strings = [number for number, dialogue in enumerate(dialogues) if isinstance(dialogue, str)]
     encoded: list[list[int]] = [[] for _ in dialogues]
-    for start in range(0, len(strings), _CHUNK):
-        chunk = strings[start : start + _CHUNK]
+    for start in range(0, len(strings), CHUNK):
+        chunk = strings[start : start + CHUNK]
         try:
             rows: list[list[int]] = tokenizer([dialogues[number] for number in chunk])["input_ids"]
         except (TypeError, UnicodeError):  # half of a surrogate pair: found again, alone, so that it has a name

@@ -20,6 +20,9 @@ Messages = list[dict[str, Any]]
 # What jinja2 and the code inside templates raise; jinja2's own errors derive from Exception alone.
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, KeyError)
 
+CHUNK = 10_000
+"""Texts handed to the tokenizer at once: enough for its threads, small enough that their encodings fit in memory."""
+
 
 def encode_prompt(
     tokenizer: PreTrainedTokenizerBase,
@@ -82,6 +85,27 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[l
             if ended:
                 ids = ids[: len(ids) - _trailing(ids, eos) + _trailing(written, eos)]
             encoded[row] = ids[1:] if doubled and len(ids) > len(written) else ids
+    return encoded
+
+
+def encode_together(
+    tokenizer: PreTrainedTokenizerBase, texts: Mapping[int, str | Messages]
+) -> dict[int, tuple[int, ...]]:
+    """Token ids of the prompts that are strings; those that are missing are to be encoded alone, to find the error.
+
+    Args:
+        tokenizer: The policy's tokenizer.
+        texts: Prompts by row.
+    """
+    strings = [(index, text) for index, text in texts.items() if isinstance(text, str)]
+    encoded: dict[int, tuple[int, ...]] = {}
+    for start in range(0, len(strings), CHUNK):
+        chunk = strings[start : start + CHUNK]
+        try:
+            ids = encode_texts(tokenizer, [text for _, text in chunk])
+        except DataError:
+            continue
+        encoded.update((index, tuple(row)) for (index, _), row in zip(chunk, ids, strict=True))
     return encoded
 
 

@@ -71,7 +71,7 @@ def _read(path: Path, name: str, single: bool) -> Numbered:
 def _json_lines(stream: Iterable[str], name: str) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(stream, start=1):
         if line.strip():
-            yield number, _parse(line, f"{name}, line {number}")
+            yield number, _parse(line, name, number)
 
 
 def _json_list(path: Path, name: str, single: bool) -> list[Any]:
@@ -88,15 +88,16 @@ def _json_list(path: Path, name: str, single: bool) -> list[Any]:
     return content
 
 
-def _parse(text: str, place: str) -> Any:
+def _parse(text: str, name: str, line: int | None = None) -> Any:
+    """JSON of a whole file, or of one of its lines."""
     try:
         return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
-        lines = ", line" not in place
-        hint = "; one object per line belongs in a .jsonl file" if lines and error.msg == "Extra data" else ""
-        place = f"{place}, line {error.lineno}" if lines else place
+        hint = "; one object per line belongs in a .jsonl file" if line is None and error.msg == "Extra data" else ""
+        place = f"{name}, line {line or error.lineno}"
         raise DataError(f"{place}: not JSON ({error.msg} at column {error.colno}){hint}") from error
     except (ValueError, RecursionError) as error:  # a key twice, a number of thousands of digits, endless nesting
+        place = name if line is None else f"{name}, line {line}"
         raise DataError(f"{place}: cannot be read as JSON ({error})") from error
 
 

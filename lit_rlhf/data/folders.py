@@ -60,7 +60,7 @@ def data_files(folder: Path, name: str, split: str | None) -> list[Path]:
     if not found:
         entries = sorted(entry.name for entry in folder.iterdir())
         raise DataError(
-            f"{name}: the folder has no data file ({', '.join(ENDINGS)}); here is {_listing(entries) or 'nothing'}"
+            f"{name}: the folder has no data file ({', '.join(ENDINGS)}); here is {listing(entries) or 'nothing'}"
         )
     kinds = sorted({str(ending(path)) for path in found})
     if len(kinds) > 1:
@@ -70,7 +70,7 @@ def data_files(folder: Path, name: str, split: str | None) -> list[Path]:
     if split is not None:
         of_split = [path for path in found if _has_word(relative[path], split)]
         if not of_split:
-            there = f"it has {', '.join(splits)}" if splits else f"there is {_listing([p.name for p in found])}"
+            there = f"it has {', '.join(splits)}" if splits else f"there is {listing([p.name for p in found])}"
             raise DataError(f"{name}: no file belongs to split={split!r}; {there} (option `split`)")
         return of_split
     if len(splits) > 1:
@@ -87,5 +87,10 @@ def _has_word(place: str, word: str) -> bool:
     return re.search(rf"(?<![^\W_]){re.escape(word)}(?![^\W_])", place, re.IGNORECASE) is not None
 
 
-def _listing(names: Sequence[str]) -> str:
+def listing(names: Sequence[str]) -> str:
+    """The first names of a long list.
+
+    Args:
+        names: Of files or folders.
+    """
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

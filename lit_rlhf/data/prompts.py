@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch.utils.data import Dataset
 
 from lit_rlhf.data.cutting import cut_prompt
-from lit_rlhf.data.encoding import Messages, encode_prompt, encode_texts
+from lit_rlhf.data.encoding import Messages, encode_prompt, encode_together
 from lit_rlhf.data.formats import Format
 from lit_rlhf.data.reading import RowReader
 from lit_rlhf.data.rows import Rows, read_rows
@@ -24,9 +24,6 @@ __all__ = ["Prompt", "PromptDataset", "encode_prompt", "load_prompts", "read_pro
 Overlong = Literal["drop", "cut", "error"]
 
 _log = logging.getLogger(__name__)
-
-# Texts handed to the tokenizer at once: enough for its threads, small enough that their encodings fit in memory.
-_CHUNK = 10_000
 
 
 @dataclass(frozen=True)
@@ -218,7 +215,7 @@ def read_prompts(
     def encode(text: str | Messages) -> tuple[int, ...]:
         return encode_prompt(tokenizer, text, chat_template_options=chat_template_options)
 
-    together = _encode_together(tokenizer, texts)
+    together = encode_together(tokenizer, texts)
     prompts: list[Prompt] = []
     too_long: dict[int, int] = {}
     cut: dict[int, int] = {}
@@ -297,19 +294,3 @@ def _without_repeats(
         if kept != index and reader.has_gold:
             contradictions += reader.gold_of(rows.rows[index]) != reader.gold_of(rows.rows[kept])
     return {index: texts[index] for index in first.values()}, len(texts) - len(first), contradictions
-
-
-def _encode_together(
-    tokenizer: PreTrainedTokenizerBase, texts: Mapping[int, str | Messages]
-) -> dict[int, tuple[int, ...]]:
-    """Token ids of the prompts that are strings; those that are missing are to be encoded alone, to find the error."""
-    strings = [(index, text) for index, text in texts.items() if isinstance(text, str)]
-    encoded: dict[int, tuple[int, ...]] = {}
-    for start in range(0, len(strings), _CHUNK):
-        chunk = strings[start : start + _CHUNK]
-        try:
-            ids = encode_texts(tokenizer, [text for _, text in chunk])
-        except DataError:
-            continue
-        encoded.update((index, tuple(row)) for (index, _), row in zip(chunk, ids, strict=True))
-    return encoded

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_rlhf.data.files import ENDINGS, ending, read_file
-from lit_rlhf.data.folders import data_files, is_saved_dataset, load_saved_dataset
+from lit_rlhf.data.folders import data_files, is_saved_dataset, listing, load_saved_dataset
 from lit_rlhf.data.source import PromptSource
 from lit_rlhf.errors import DataError
 
@@ -190,5 +190,5 @@ def _not_found(path: Path, name: str) -> str:
             "A dataset of the Hugging Face hub is loaded with datasets.load_dataset, then passed on or saved to disk"
         )
     near = sorted(entry.name for entry in folder.iterdir() if ending(entry) is not None)
-    listing = f"the folder has {', '.join(near[:8])}" + (", ..." if len(near) > 8 else "") if near else "none is there"
-    return f"{name}: no such file. Looked in {folder.resolve()} for {', '.join(ENDINGS)}: {listing}"
+    found = f"the folder has {listing(near)}" if near else "none is there"
+    return f"{name}: no such file. Looked in {folder.resolve()} for {', '.join(ENDINGS)}: {found}"

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lit_rlhf.data.encoding import encode_prompt, encode_texts
+from lit_rlhf.data.encoding import CHUNK, encode_prompt, encode_together
 from lit_rlhf.data.rows import Rows, read_rows
 from lit_rlhf.errors import ConfigurationError, DataError
 from lit_rlhf.functional.masking import mask_from_lengths
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _log = logging.getLogger(__name__)
-
-# Texts handed to the tokenizer at once: enough for its threads, small enough that their encodings fit in memory.
-_CHUNK = 10_000
 
 
 @dataclass(frozen=True)
@@ -186,19 +183,12 @@ class SupervisedDataModule(L.LightningDataModule):
 
 def _encode_prompts(rows: Rows, column: str, tokenizer: PreTrainedTokenizerBase) -> list[Sequence[int]]:
     values: list[Any] = [row.get(column) for row in rows.rows]
+    texts: dict[int, Any] = {index: value for index, value in enumerate(values) if isinstance(value, str) and value}
+    together = encode_together(tokenizer, texts)
     encoded: list[Sequence[int]] = []
-    if all(isinstance(value, str) and value for value in values):
-        try:
-            for start in range(0, len(values), _CHUNK):
-                encoded += encode_texts(tokenizer, values[start : start + _CHUNK])
-        except DataError:
-            encoded = []  # found below, where the row has a name
-        if encoded and all(encoded):
-            return encoded
-    encoded = []
     for index, value in enumerate(values):
         try:
-            encoded.append(encode_prompt(tokenizer, value))
+            encoded.append(together.get(index) or encode_prompt(tokenizer, value))
         except DataError as error:
             raise DataError(f"{rows.where(index)}, column {column!r}: {error}") from error
     return encoded
@@ -217,6 +207,6 @@ def _encode_completions(rows: Rows, column: str, tokenizer: PreTrainedTokenizerB
             )
         texts.append(value)
     encoded: list[list[int]] = []
-    for start in range(0, len(texts), _CHUNK):
-        encoded += tokenizer(texts[start : start + _CHUNK], add_special_tokens=False)["input_ids"]
+    for start in range(0, len(texts), CHUNK):
+        encoded += tokenizer(texts[start : start + CHUNK], add_special_tokens=False)["input_ids"]
     return encoded

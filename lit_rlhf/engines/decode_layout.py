@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.engines.cache import GroupCache, LayerCache
+from lit_rlhf.models.attention import Scores
 
 # Completion tokens are read in multiples of this.
 READ = 32
@@ -48,24 +49,15 @@ class DecodeLayout:
         self._places.clear()
         self._seen.clear()
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         """See :class:`~lit_rlhf.models.attention.AttentionLayout`; ``L`` is 1."""
         (rows, heads, _, dim), shared = query.shape, key.shape[1]
         kept = self.cache.append(layer, self.step, key, value)
         to_slots, to_rows = self._arrangement(shared, heads // shared)
-        seen, mask = self._seen_prompt(sliding_window)
+        seen, mask = self._seen_prompt(scores.sliding_window)
         prompt_keys = kept.prompt_keys[:, :, seen].flatten(0, 1)
         prompt_values = kept.prompt_values[:, :, seen].flatten(0, 1)
-        own_keys, own_values, hidden = self._seen_own(kept, sliding_window)
+        own_keys, own_values, hidden = self._seen_own(kept, scores.sliding_window)
 
         def by_group(values: Tensor) -> Tensor:
             return values.index_select(0, to_slots).view(prompt_keys.shape[0], -1, values.shape[-1])
@@ -73,10 +65,10 @@ class DecodeLayout:
         def by_row(values: Tensor) -> Tensor:
             return values.view(-1, values.shape[-1]).index_select(0, to_rows)
 
-        def capped(scores: Tensor) -> Tensor:
-            return scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
+        def capped(products: Tensor) -> Tensor:
+            return products if scores.softcap is None else products.div_(scores.softcap).tanh_().mul_(scores.softcap)
 
-        query = (query * scaling).reshape(rows * heads, dim)
+        query = (query * scores.scaling).reshape(rows * heads, dim)
         of_prompt = capped(torch.bmm(by_group(query), prompt_keys.transpose(1, 2)))
         if mask is not None:
             of_prompt.view(mask.shape[0], -1, mask.shape[-1]).add_(mask)
@@ -84,8 +76,7 @@ class DecodeLayout:
         of_own = [capped(torch.bmm(query, keys.transpose(1, 2))).view(rows * heads, -1) for keys in own_keys]
         for block, places in hidden:
             of_own[block][:, places] = -torch.inf
-        scores = torch.cat([by_row(of_prompt), *of_own], dim=1)
-        weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
+        weights = torch.cat([by_row(of_prompt), *of_own], dim=1).softmax(dim=-1, dtype=torch.float32).to(value.dtype)
 
         on_prompt, *on_own = weights.split([part.shape[-1] for part in (of_prompt, *of_own)], dim=1)
         out = by_row(torch.bmm(by_group(on_prompt), prompt_values)).view(rows * shared, -1, value.shape[-1])

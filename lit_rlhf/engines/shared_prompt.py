@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lit_rlhf.engines.cache import GroupCache
 from lit_rlhf.engines.decode_layout import DecodeLayout
-from lit_rlhf.models.attention import AttentionLayout, layout_inputs
+from lit_rlhf.models.attention import AttentionLayout, Scores, layout_inputs
 from lit_rlhf.models.segments import Group, SharedPromptLayout
 
 # Prompt tokens of one forward pass: enough to fill the matrix units, few enough to bound the activations.
@@ -99,16 +99,7 @@ class PrefillLayout:
         self.cache, self.first, self.spans = cache, first, spans
         self.layout = SharedPromptLayout([Group(span, ()) for span in spans])
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         """See :class:`~lit_rlhf.models.attention.AttentionLayout`."""
         self.cache.write_prompts(layer, self.first, self.spans, key, value)
-        return self.layout.attend(layer, query, key, value, scaling, sliding_window, softcap)
+        return self.layout.attend(layer, query, key, value, scores)

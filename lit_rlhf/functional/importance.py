@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lit_rlhf.functional.losses import importance_ratio
+from lit_rlhf.functional.losses import bounded_exp
 
 SamplingCorrection = Literal["off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 SAMPLING_CORRECTIONS: tuple[str, ...] = get_args(SamplingCorrection)
@@ -61,7 +61,7 @@ def sampling_weights(
     gap = torch.where(mask, old_log_probs - sampling_log_probs, 0.0)
     if correction.startswith("sequence"):
         gap = gap.sum(dim=-1, keepdim=True).expand_as(gap)
-    weights = importance_ratio(gap, torch.zeros_like(gap))
+    weights = bounded_exp(gap)
     outside = mask & ((weights < low) | (weights > high))
     kept = weights.clamp(low, high) if correction.endswith("truncate") else torch.where(outside, 0.0, weights)
     return torch.where(mask, kept, 0.0), outside

@@ -24,7 +24,16 @@ def importance_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
         log_probs: Any shape, nats, under the policy now.
         old_log_probs: Same shape, under the policy that sampled the tokens.
     """
-    return (log_probs - old_log_probs).clamp(-20.0, 20.0).exp()
+    return bounded_exp(log_probs - old_log_probs)
+
+
+def bounded_exp(log_ratio: Tensor) -> Tensor:
+    """Ratio that belongs to a log-ratio, limited to ``exp(±20)``.
+
+    Args:
+        log_ratio: Any shape, nats.
+    """
+    return log_ratio.clamp(-20.0, 20.0).exp()
 
 
 def sequence_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
@@ -52,7 +61,7 @@ def sequence_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Te
     tensor([0.3000, 0.3000])
     """
     gap = masked_sum(log_probs.detach() - old_log_probs, mask, dim=-1) / mask.sum(dim=-1).clamp(min=1)
-    return gap.clamp(-20.0, 20.0).exp()[:, None] * (log_probs - log_probs.detach()).exp()
+    return bounded_exp(gap)[:, None] * (log_probs - log_probs.detach()).exp()
 
 
 def clipped_policy_loss(

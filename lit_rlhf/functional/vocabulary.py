@@ -110,7 +110,7 @@ def _check(
     if entropy not in get_args(EntropyMode):
         raise ValueError(f"entropy must be one of {', '.join(get_args(EntropyMode))}, got {entropy!r}")
     if token_ids.numel():
-        low, high = (int(bound) for bound in token_ids.aminmax())
+        low, high = torch.stack(token_ids.aminmax()).tolist()  # a GPU is waited for once
         if low < 0 or high >= len(weight):
             raise ValueError(f"token ids lie in [{low}, {high}], outside the vocabulary of {len(weight)}")
 

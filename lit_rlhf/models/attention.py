@@ -7,6 +7,7 @@ and the layout computes the attention. Without a layout the function is plain SD
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -15,19 +16,34 @@ from torch import Tensor, nn
 NAME = "lit_rlhf"
 
 
+@dataclass(frozen=True)
+class Scores:
+    """How a layer's attention scores are made from queries and keys.
+
+    Args:
+        scaling: Multiplies the products.
+        sliding_window: A token sees itself and this many tokens less one before it; all by default.
+        softcap: Scores become ``softcap * tanh(scores / softcap)``.
+    """
+
+    scaling: float
+    sliding_window: int | None = None
+    softcap: float | None = None
+
+    def within(self, length: int) -> Scores:
+        """The same for sequences of at most so many tokens: a window that hides nothing is none.
+
+        Args:
+            length: Of the longest sequence.
+        """
+        unseen = self.sliding_window is not None and self.sliding_window < length
+        return self if unseen or self.sliding_window is None else replace(self, sliding_window=None)
+
+
 class AttentionLayout(Protocol):
     """How the tokens of a forward pass see each other."""
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         """Attention of one layer.
 
         Args:
@@ -35,9 +51,7 @@ class AttentionLayout(Protocol):
             query: ``(B, H, L, D)`` of the tokens of this forward pass, positions applied.
             key: ``(B, K, L, D)`` of the same tokens, ``K`` a divisor of ``H``.
             value: ``(B, K, L, D)``.
-            scaling: Multiplies the scores.
-            sliding_window: A token sees itself and this many tokens less one before it; all by default.
-            softcap: Scores become ``softcap * tanh(scores / softcap)``.
+            scores: How the scores are made.
 
         Returns:
             ``(B, L, H, D)``.
@@ -68,7 +82,8 @@ def attention(
     if torch.is_autocast_enabled(query.device.type):  # as SDPA itself does: queries may come in float32, values not
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    return attention_layout.attend(module.layer_idx, query, key, value, scale, sliding_window, softcap), None  # type: ignore[arg-type]
+    layer: Any = module.layer_idx
+    return attention_layout.attend(layer, query, key, value, Scores(scale, sliding_window, softcap)), None
 
 
 def _plain_attention(
@@ -85,9 +100,7 @@ def _plain_attention(
     if softcap is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        return sdpa_attention_forward(
-            module, query, key, value, mask, dropout=dropout, scaling=scaling, softcap=softcap, **options
-        )[0]
+        return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling, **options)[0]
     if mask is None:
         length, total = query.shape[2], key.shape[2]
         mask = torch.ones(length, total, dtype=torch.bool, device=query.device).tril(total - length)
@@ -112,7 +125,9 @@ def capped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
     """
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-    scores = softcap * torch.tanh((query @ key.transpose(-1, -2)).float() * (scaling / softcap))
+    products = query @ key.transpose(-1, -2)
+    products = products.to(torch.promote_types(products.dtype, torch.float32))
+    scores = softcap * torch.tanh(products * (scaling / softcap))
     # Finite: a padding token that sees nothing would be NaN, and reach other tokens as 0 * NaN.
     weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(dim=-1).to(query.dtype)
     return weights @ value

@@ -104,27 +104,32 @@ class _Tokens:
         before: ``(M,)`` places, in the flattened output, of the token before each completion token.
         after: ``(N,)`` places of each row's last token.
         keep: What to compute logits for, as ``logits_to_keep`` has it.
+        kept: Places, in the flattened logits that are kept, of the tokens ``before``.
     """
 
     inputs: dict[str, Any]
     before: Tensor
     after: Tensor
     keep: Tensor | int
+    kept: Tensor | slice
 
 
 def _tokens(model: nn.Module, rows: CompletionRows) -> _Tokens:
     if runs_layouts(model):
         packed = pack(rows)
-        return _Tokens(packed.inputs(), packed.before, packed.after, packed.before)
+        return _Tokens(packed.inputs(), packed.before, packed.after, keep=packed.before, kept=slice(None))
     prompt_width, width = rows.prompt_ids.shape[1], rows.completion_ids.shape[1]
     prompt_mask = mask_from_lengths(rows.prompt_lengths, prompt_width).flip(-1)
     completion_mask = mask_from_lengths(rows.completion_lengths, width)
     mask = torch.cat([prompt_mask, completion_mask], dim=1)
     ids = torch.cat([rows.prompt_ids, rows.completion_ids], dim=1)
     inputs = model_inputs(decoder_of(model), ids, mask, position_ids(mask))
-    starts = torch.arange(len(ids), device=ids.device) * ids.shape[1] + prompt_width - 1
-    before = (starts[:, None] + torch.arange(width, device=ids.device))[completion_mask]
-    return _Tokens(inputs, before, starts + rows.completion_lengths, width + 1)
+    places = torch.arange(ids.numel(), device=ids.device).view(ids.shape)
+    before = places[:, prompt_width - 1 : -1][completion_mask]
+    after = places[:, prompt_width - 1].add(rows.completion_lengths)
+    # One more logit than the completion is wide: those at a position predict the token at the next.
+    kept = torch.arange(len(ids) * (width + 1), device=ids.device).view(len(ids), width + 1)[:, :-1][completion_mask]
+    return _Tokens(inputs, before, after, keep=width + 1, kept=kept)
 
 
 def _logits(model: nn.Module, rows: CompletionRows, with_states: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -137,13 +142,7 @@ def _logits(model: nn.Module, rows: CompletionRows, with_states: bool) -> tuple[
     if with_states:
         inputs["output_hidden_states"] = True
     outputs = model(**inputs)
-    logits = outputs.logits
-    if keeps and isinstance(tokens.keep, int):
-        cells = CompletionCells.of(rows)
-        # The logits at position p predict the token at p + 1: one more than the completion was kept, the last drops.
-        logits = logits[:, :-1].flatten(0, 1)[cells.cells]
-    else:
-        logits = logits.flatten(0, 1) if keeps else logits.flatten(0, 1)[tokens.before]
+    logits = outputs.logits.flatten(0, 1)[tokens.kept if keeps else tokens.before]
     if not with_states:
         return logits, None, None
     hidden = outputs.hidden_states[-1].flatten(0, 1)

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
-from lit_rlhf.models.attention import NAME, register
+from lit_rlhf.models.attention import NAME, Scores, register
 from lit_rlhf.models.completions import Completions
 from lit_rlhf.models.packing import pack
 from lit_rlhf.models.segments import SharedPromptLayout
@@ -64,14 +64,14 @@ def _attention_name(model: Any) -> str:
 
 def _switch(model: Any) -> bool:
     config = model.config.get_text_config()
-    before = "sdpa" if _attention_name(model) == NAME else _attention_name(model)  # a copy of a model that was switched
+    before = _attention_name(model)
+    if before == NAME:  # a copy of a model that was switched
+        return True
     # Soft-capped models choose eager attention themselves, since SDPA cannot do it.
     usual = before == "sdpa" or (before == "eager" and getattr(config, "attn_logit_softcapping", None) is not None)
     layers = set(getattr(config, "layer_types", None) or ())
     if not usual or not layers <= _LAYER_TYPES or not getattr(model, "_supports_attention_backend", False):
         return False
-    if _attention_name(model) == NAME:
-        return True
     # Autocast would round the two differently.
     with torch.no_grad(), torch.autocast(next(model.parameters()).device.type, enabled=False):
         padded = _probe(model, packed=False)
@@ -96,19 +96,10 @@ class _Windows(SharedPromptLayout):
         super().__init__(layout.groups)
         self.layers: set[int] = set()
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
-        if sliding_window is not None:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+        if scores.sliding_window is not None:
             self.layers.add(layer)
-        return super().attend(layer, query, key, value, scaling, sliding_window, softcap)
+        return super().attend(layer, query, key, value, scores)
 
 
 def _probe(model: Any, packed: bool) -> Tensor:

@@ -15,7 +15,7 @@ from lit_rlhf.errors import ConfigurationError
 from lit_rlhf.models.quantization import Quantization, quantization_options, steady
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 # Dropout and layer dropout by all their names, and the noise that mixtures of experts add to their router's input.
 _NOISE_WORDS = ("drop", "jitter")
@@ -148,11 +148,29 @@ def _load_trainable(
             model = auto_class.from_pretrained(name_or_path, config=config, **options)
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise ConfigurationError(_not_found(what, name_or_path, error)) from error
+    switch_off_dropout(model)
+    # Hugging Face models load in eval mode, where gradient checkpointing is off and Lightning warns.
+    return model.train()
+
+
+def switch_off_dropout(model: nn.Module) -> None:
+    """Set the rate of every dropout layer to 0, whatever its configuration says.
+
+    Args:
+        model: Changed in place.
+    """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    # Hugging Face models load in eval mode, where gradient checkpointing is off and Lightning warns.
-    return model.train()
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another library says, to be quoted in one line; its type where it says nothing.
+
+    Args:
+        error: Of any type.
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(" :")
 
 
 def eos_token_ids(
@@ -167,12 +185,7 @@ def eos_token_ids(
         config: The model's configuration.
         tokenizer: The tokenizer that goes with it, if any.
     """
-    from transformers import GenerationConfig
-
-    try:
-        found = GenerationConfig.from_pretrained(name_or_path).eos_token_id
-    except OSError:
-        found = None
+    found = getattr(_generation_config(name_or_path), "eos_token_id", None)
     ids: set[int] = set()
     for value in (found, getattr(config, "eos_token_id", None), getattr(tokenizer, "eos_token_id", None)):
         if value is not None:
@@ -186,14 +199,18 @@ def ignored_generation_options(name_or_path: str) -> dict[str, Any]:
     Args:
         name_or_path: Hub name or folder of the model.
     """
+    config = _generation_config(name_or_path)
+    given = {name: getattr(config, name, None) for name in _NEUTRAL}
+    return {name: value for name, value in given.items() if value is not None and value not in _NEUTRAL[name]}
+
+
+def _generation_config(name_or_path: str) -> GenerationConfig | None:
     from transformers import GenerationConfig
 
     try:
-        config = GenerationConfig.from_pretrained(name_or_path)
+        return GenerationConfig.from_pretrained(name_or_path)
     except OSError:
-        return {}
-    given = {name: getattr(config, name, None) for name in _NEUTRAL}
-    return {name: value for name, value in given.items() if value is not None and value not in _NEUTRAL[name]}
+        return None
 
 
 def context_length(config: PretrainedConfig) -> int | None:
@@ -227,6 +244,5 @@ def _refuse_adapter(name_or_path: str) -> None:
 
 
 def _not_found(what: str, name_or_path: str, error: Exception) -> str:
-    first_line = str(error).strip().splitlines()[0].rstrip(" :") if str(error).strip() else type(error).__name__
     hint = "the folder exists" if Path(name_or_path).is_dir() else "no such folder here"
-    return f"Cannot load a {what} from {name_or_path!r} ({hint}). transformers says: {first_line}"
+    return f"Cannot load a {what} from {name_or_path!r} ({hint}). transformers says: {first_line(error)}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from lit_rlhf.errors import ConfigurationError
+from lit_rlhf.models.loading import first_line
 from lit_rlhf.models.quantization import dequantized_base, is_quantized
 
 if TYPE_CHECKING:
@@ -75,8 +76,9 @@ def load_adapter_weights(model: nn.Module, folder: str | Path, adapter_name: str
         weights = load_peft_weights(str(folder), device="cpu")
         found: Any = set_peft_model_state_dict(model, weights, adapter_name=adapter_name)
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigurationError(f"adapter {str(folder)!r} cannot be loaded into this policy: {first_line}") from error
+        raise ConfigurationError(
+            f"adapter {str(folder)!r} cannot be loaded into this policy: {first_line(error)}"
+        ) from error
     missing = [name for name in found.missing_keys if adapter_name in name.split(".")]
     if missing or found.unexpected_keys:
         name = [*missing, *found.unexpected_keys][0]
@@ -136,12 +138,12 @@ def merged_model(model: nn.Module) -> PreTrainedModel:
     return whole.merge_and_unload(adapter_names=[POLICY_ADAPTER]).to(model.get_base_model().dtype)  # type: ignore[operator]
 
 
-def _adapter_layers(model: nn.Module) -> list[Any]:
+def _adapter_layers(model: nn.Module) -> Iterator[Any]:
     """The layers of a model that carry adapters, or copies of their own (``modules_to_save``)."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 
-    return [module for module in model.modules() if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper)]
+    return (module for module in model.modules() if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper))
 
 
 @contextlib.contextmanager
@@ -152,7 +154,7 @@ def active_adapter(model: nn.Module, adapter_name: str) -> Iterator[None]:
         model: A peft model.
         adapter_name: Of the adapter.
     """
-    layers = _adapter_layers(model)
+    layers = list(_adapter_layers(model))
     before = [layer._active_adapter for layer in layers]
     for layer in layers:
         layer._active_adapter = adapter_name  # set_adapter would also freeze the others
@@ -173,8 +175,8 @@ def checkpoint_contexts(
     Args:
         model: With or without adapters.
     """
-    layers = _adapter_layers(model)
-    recompute = active_adapter(model, layers[0].active_adapters[0]) if layers else contextlib.nullcontext()
+    layer = next(_adapter_layers(model), None)  # each layer of each pass asks: none walks through all of them
+    recompute = contextlib.nullcontext() if layer is None else active_adapter(model, layer.active_adapters[0])
     return contextlib.nullcontext(), recompute
 
 

@@ -83,8 +83,7 @@ def memory_of(work: Workload) -> Memory:
         work: What is run.
     """
     shards = work.devices if work.placement == "fsdp2" else 1
-    adapter = work.adapter_numbers * work.adapter_bytes
-    critic, reference = _critic_bytes(work), _reference_bytes(work)
+    adapter, critic = work.whole_adapter_bytes, _critic_bytes(work)
     trained = critic + (adapter if work.lora_rank else work.base_bytes)
     moments = 2 * trained
     if work.optimizer != "adamw":
@@ -92,7 +91,7 @@ def memory_of(work: Workload) -> Memory:
         moments = round(_MOMENTS_8BIT * (numbers if work.lora_rank else numbers + work.shape.parameters))
     return Memory(
         weights=_share(work.base_bytes + adapter, shards),
-        reference=_share(reference, shards),
+        reference=_share(_reference_bytes(work), shards),
         critic=_share(critic, shards),
         reward_model=work.reward_bytes,
         gradients=_share(trained, shards) * (2 if work.placement == "ddp" else 1),
@@ -112,19 +111,17 @@ def whole_bytes(work: Workload) -> int:
     Args:
         work: What is run.
     """
-    adapter = work.adapter_numbers * work.adapter_bytes
-    return work.base_bytes + adapter + _critic_bytes(work) + _reference_bytes(work)
+    return work.base_bytes + work.whole_adapter_bytes + _critic_bytes(work) + _reference_bytes(work)
 
 
 def _critic_bytes(work: Workload) -> int:
     head = (work.shape.hidden + 1) * 4 if work.critic else 0
-    adapter = work.adapter_numbers * work.adapter_bytes if work.critic == "adapter" else 0
+    adapter = work.whole_adapter_bytes if work.critic == "adapter" else 0
     return work.critic_backbone * work.weight_bytes + head + adapter
 
 
 def _reference_bytes(work: Workload) -> int:
-    adapter = work.adapter_numbers * work.adapter_bytes
-    return {"copy": work.base_bytes, "adapter": adapter, None: 0}[work.reference]
+    return {"copy": work.base_bytes, "adapter": work.whole_adapter_bytes, None: 0}[work.reference]
 
 
 def cache_bytes(work: Workload) -> int:
@@ -189,12 +186,12 @@ def _gathered(work: Workload) -> int:
     """Weights and gradients that FSDP2 makes whole, two layers and what is outside of them, and autocast's copies."""
     if work.placement != "fsdp2" or work.devices == 1:
         return _cast(work)
-    critic = (work.critic_shape or work.shape) if work.critic == "own" else None
     numbers = work.shape.outside + 2 * work.shape.layer
     gradients = 0 if work.lora_rank else numbers
-    if critic is not None:
-        gradients += critic.outside - critic.head + 2 * critic.layer
+    if work.critic == "own":
+        critic = work.critic_shape or work.shape
         numbers += critic.outside - critic.head + 2 * critic.layer
+        gradients += critic.outside - critic.head + 2 * critic.layer
     return (numbers + gradients) * work.weight_bytes
 
 

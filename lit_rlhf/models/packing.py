@@ -47,23 +47,19 @@ def pack(rows: CompletionRows) -> PackedRows:
     device = rows.completion_ids.device
     prompt_width, width = rows.prompt_ids.shape[1], rows.completion_ids.shape[1]
     groups, first_rows = _groups(rows)
-    ids: list[Tensor] = []
-    positions: list[Tensor] = []
-    steps = torch.arange(prompt_width + width)
+    layout = SharedPromptLayout(groups)
+    offsets = []  # from a place in the packed row to that in the flattened padded rows
     for group, first in zip(groups, first_rows, strict=True):
-        length = group.prompt[1] - group.prompt[0]
-        # Places in the flattened padded rows.
-        ids.append(steps[:length] + (first * (prompt_width + width) + prompt_width - length))
-        positions.append(steps[:length])
-        for row, (start, end) in enumerate(group.completions, start=first):
-            ids.append(steps[: end - start] + (row * (prompt_width + width) + prompt_width))
-            positions.append(steps[length : length + end - start])
+        offsets.append(first * (prompt_width + width) + prompt_width - group.prompt[1])
+        for row, (start, _) in enumerate(group.completions, start=first):
+            offsets.append(row * (prompt_width + width) + prompt_width - start)
+    ids = torch.tensor(offsets).repeat_interleave(layout.lengths) + torch.arange(len(layout.positions))
     places = [row for group in groups for row in _before_and_after(group)]
     padded = torch.cat([rows.prompt_ids, rows.completion_ids], dim=1).flatten()
     return PackedRows(
-        input_ids=padded[torch.cat(ids).to(device)][None],
-        positions=torch.cat(positions).to(device)[None],
-        layout=SharedPromptLayout(groups),
+        input_ids=padded[ids.to(device)][None],
+        positions=layout.positions.to(device)[None],
+        layout=layout,
         before=torch.tensor([place for row in places for place in row[:-1]], dtype=torch.long, device=device),
         after=torch.tensor([row[-1] for row in places], dtype=torch.long, device=device),
     )

@@ -95,8 +95,9 @@ def is_quantized(model: nn.Module) -> bool:
     Args:
         model: A Hugging Face model, or a peft model around one.
     """
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-    return bool(getattr(inner, "is_quantized", False))
+    from lit_rlhf.models.layouts import base_of
+
+    return bool(getattr(base_of(model), "is_quantized", False))
 
 
 def dequantized_base(model: nn.Module) -> PreTrainedModel:
@@ -108,7 +109,9 @@ def dequantized_base(model: nn.Module) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
     from transformers.pytorch_utils import Conv1D
 
-    base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    from lit_rlhf.models.layouts import base_of
+
+    base = base_of(model)
     config = copy.deepcopy(base.config)
     del config.quantization_config
     plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_rlhf.errors import ConfigurationError
-from lit_rlhf.models.loading import load_config
+from lit_rlhf.models.loading import first_line, load_config, switch_off_dropout
 from lit_rlhf.models.quantization import Quantization, quantization_options, steady
 
 if TYPE_CHECKING:
@@ -62,18 +62,16 @@ def load_sequence_classifier(
             name_or_path, config=config, output_loading_info=True, **options
         )
     except (OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigurationError(
-            f"Cannot load a sequence classifier from {name_or_path!r}. transformers says: {reason}"
+            f"Cannot load a sequence classifier from {name_or_path!r}. transformers says: {first_line(error)}"
         ) from error
     if num_labels is None and info["missing_keys"]:
         raise ConfigurationError(
             f"{name_or_path!r} is no trained sequence classifier: it lacks {', '.join(sorted(info['missing_keys']))}"
         )
     steady(model)
+    switch_off_dropout(model)
     for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
         if isinstance(module, nn.Embedding):
             # It would stop the gradient of the end-of-sequence token's embedding where that token pads as well.
             module.padding_idx = None

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_rlhf.models.attention import capped_attention
+from lit_rlhf.models.attention import Scores, capped_attention
 
 # Up to this many tokens a group is computed whole, with a mask: calling a kernel for each piece would cost more than
 # the scores that the mask throws away.
-MOST_MASKED = 128
+MOST_MASKED = 64
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -43,6 +43,11 @@ class Group:
         return [(start, end) for start, end in (self.prompt, *self.completions) if start < end]
 
     @property
+    def shares_prompt(self) -> bool:
+        """Whether there are tokens of a prompt and of completions that see it."""
+        return self.prompt[0] < self.prompt[1] and self.answers[0] < self.answers[1]
+
+    @property
     def answers(self) -> tuple[int, int]:
         """Places of all completions together."""
         return self.prompt[1], self.completions[-1][1] if self.completions else self.prompt[1]
@@ -58,45 +63,56 @@ class SharedPromptLayout:
     def __init__(self, groups: Sequence[Group]) -> None:
         self.groups = tuple(groups)
         self._masks: dict[int | None, Tensor] = {}
+        self.widest = max(group.answers[1] - group.prompt[0] for group in self.groups)
         self.longest = max(
             group.prompt[1] - group.prompt[0] + max([0, *(end - start for start, end in group.completions)])
             for group in self.groups
         )
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
         """Attention of one layer over the packed row; the batch holds that one row."""
-        window = sliding_window if sliding_window is not None and sliding_window < self.longest else None
+        scores = scores.within(self.longest)
         if self.widest <= MOST_MASKED:
-            return self._attend_by_groups(query, key, value, scaling, window, softcap)
-        if query.device.type == "cpu" and window is None and softcap is None:
-            return _SharedPromptAttention.apply(query, key, value, self.groups, scaling)
-        pieces = [_masked_group(query, key, value, group, scaling, window, softcap) for group in self.groups]
+            return self._attend_by_groups(query, key, value, scores)
+        if query.device.type == "cpu" and scores.sliding_window is None and scores.softcap is None:
+            return _SharedPromptAttention.apply(query, key, value, self.groups, scores.scaling)
+        pieces = [_masked_group(query, key, value, group, scores) for group in self.groups]
         out = torch.cat([piece for pair in pieces for piece in pair], dim=2)
         return out.transpose(1, 2).contiguous()
 
-    @property
-    def widest(self) -> int:
-        """Tokens of the longest group."""
-        return max(group.answers[1] - group.prompt[0] for group in self.groups)
+    def _attend_by_groups(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+        """All groups side by side, padded to the widest.
 
-    def _attend_by_groups(
-        self, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float | None
-    ) -> Tensor:
-        """All groups side by side, padded to the widest."""
+        On a CPU in float64, which costs little here: in float32 a token's last digits would depend on how wide its
+        group is, and so the gradient on how a step is cut into micro-batches.
+        """
         if self._places.device != query.device:  # once per forward pass, not once per layer
             self._places, self._valid = self._places.to(query.device), self._valid.to(query.device)
-        places, valid, mask = self._places, self._valid, self._mask(window, query.device)
-        q, k, v = (tensor[0].transpose(0, 1)[places].transpose(1, 2) for tensor in (query, key, value))
-        return _masked_attention(q, k, v, mask, scaling, softcap).transpose(1, 2)[valid][None]
+        places, valid, mask = self._places, self._valid, self._mask(scores.sliding_window, query.device)
+        dtype = torch.float64 if query.device.type == "cpu" else query.dtype
+        q, k, v = (tensor[0].transpose(0, 1)[places].transpose(1, 2).to(dtype) for tensor in (query, key, value))
+        return _masked_attention(q, k, v, mask, scores).transpose(1, 2)[valid][None].to(query.dtype)
+
+    @functools.cached_property
+    def lengths(self) -> Tensor:
+        """Tokens of each prompt and completion, in the order of the packed row, on the CPU."""
+        return torch.tensor([end - start for group in self.groups for start, end in (group.prompt, *group.completions)])
+
+    @functools.cached_property
+    def pieces(self) -> Tensor:
+        """``(L,)`` 0 for a prompt's token, else the number of the completion in its group, on the CPU."""
+        numbers = [number for group in self.groups for number in range(len(group.completions) + 1)]
+        return torch.tensor(numbers).repeat_interleave(self.lengths)
+
+    @functools.cached_property
+    def positions(self) -> Tensor:
+        """``(L,)`` of each token in its own sequence, on the CPU."""
+        origins = []
+        for group in self.groups:
+            start, end = group.prompt
+            origins += [start, *(first - (end - start) for first, _ in group.completions)]
+        places = torch.arange(int(self.lengths.sum()))
+        return places - torch.tensor(origins).repeat_interleave(self.lengths)
 
     @functools.cached_property
     def _places(self) -> Tensor:
@@ -113,21 +129,13 @@ class SharedPromptLayout:
     def _mask(self, window: int | None, device: torch.device) -> Tensor:
         """``(B, 1, W, W)`` bool: which tokens of its group a token sees."""
         if window not in self._masks:
-            # 0 in a prompt, else the number of the completion; and the position in its own sequence.
-            piece, position = (torch.zeros(self.groups[-1].answers[1], dtype=torch.long) for _ in range(2))
-            for group in self.groups:
-                start, end = group.prompt
-                position[start:end] = torch.arange(end - start)
-                for number, (first, last) in enumerate(group.completions, start=1):
-                    piece[first:last] = number
-                    position[first:last] = torch.arange(end - start, end - start + last - first)
             places = self._places.cpu()
-            pieces, positions = piece[places], position[places]
+            pieces, positions = self.pieces[places], self.positions[places]
             seen = (pieces[:, None, :] == 0) | (pieces[:, :, None] == pieces[:, None, :])
             seen &= torch.ones(self.widest, self.widest, dtype=torch.bool).tril()
             if window is not None:
                 seen &= positions[:, :, None] - positions[:, None, :] < window
-            self._masks[window] = (seen | torch.eye(self.widest, dtype=torch.bool))[:, None].to(device)
+            self._masks[window] = seen[:, None].to(device)
         return self._masks[window]
 
 
@@ -214,12 +222,10 @@ def _masked_group(
     key: Tensor,
     value: Tensor,
     group: Group,
-    scaling: float,
-    window: int | None,
-    softcap: float | None,
+    scores: Scores,
 ) -> tuple[Tensor, Tensor]:
     """``(1, H, P, D)`` of a prompt and ``(1, H, sum T, D)`` of its completions, for any device, window and soft cap."""
-    attend = functools.partial(_masked_attention, scaling=scaling, softcap=softcap)
+    attend, window = functools.partial(_masked_attention, scores=scores), scores.sliding_window
     prompt = slice(*group.prompt)
     q, k, v = (tensor[:, :, prompt] for tensor in (query, key, value))
     length = prompt.stop - prompt.start
@@ -248,11 +254,9 @@ def _sees(rows: Tensor, columns: Tensor, window: int | None) -> Tensor:
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
-def _masked_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, softcap: float | None
-) -> Tensor:
-    if softcap is not None:
-        return capped_attention(query, key, value, mask, scaling, softcap)
+def _masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores) -> Tensor:
+    if scores.softcap is not None:
+        return capped_attention(query, key, value, mask, scores.scaling, scores.softcap)
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scores.scaling)

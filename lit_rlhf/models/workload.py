@@ -82,6 +82,11 @@ class Workload:
         return sum(self.lora_rank * (linear.inputs + linear.outputs) for linear in adapted)
 
     @property
+    def whole_adapter_bytes(self) -> int:
+        """Bytes of one adapter."""
+        return self.adapter_numbers * self.adapter_bytes
+
+    @property
     def critic_backbone(self) -> int:
         """Numbers of a critic's own backbone, which has no vocabulary head."""
         shape = self.critic_shape or self.shape

@@ -173,7 +173,7 @@ class CausalLMModule(PretrainedModule):
         """Leave out what an adapter does not train: it is loaded from where it came from."""
         if self.policy is None or not self.lora_rank or saves_shards(self._trainer):
             return
-        trained = {f"policy.{name}" for name, parameter in self.policy.named_parameters() if parameter.requires_grad}
+        trained = _trained_keys(self.policy)
         checkpoint["state_dict"] = {
             name: value
             for name, value in checkpoint["state_dict"].items()
@@ -181,12 +181,17 @@ class CausalLMModule(PretrainedModule):
         }
 
 
+def _trained_keys(policy: nn.Module) -> set[str]:
+    """Names of the policy's trained weights in a checkpoint."""
+    return {f"policy.{name}" for name, parameter in policy.named_parameters() if parameter.requires_grad}
+
+
 def _forget_missing_base(module: nn.Module, incompatible_keys: Any) -> None:
     """Post-hook of ``load_state_dict``: with an adapter the frozen base is not part of a checkpoint."""
     policy = getattr(module, "policy", None)
     if policy is None or not getattr(module, "lora_rank", 0):
         return
-    trained = {f"policy.{name}" for name, parameter in policy.named_parameters() if parameter.requires_grad}
+    trained = _trained_keys(policy)
     incompatible_keys.missing_keys[:] = [
         key for key in incompatible_keys.missing_keys if key in trained or not key.startswith("policy.")
     ]

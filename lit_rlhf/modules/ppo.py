@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_rlhf.errors import ConfigurationError, check_number
+from lit_rlhf.errors import ConfigurationError, check_choice, check_number
 from lit_rlhf.functional.critic import (
     clipped_value_loss,
     clipped_values,
@@ -83,8 +83,7 @@ class PPOModule(PolicyModule):
         **options: Any,
     ) -> None:
         super().__init__(policy, lr=lr, **options)
-        if critic not in CRITICS:
-            raise ConfigurationError(f"critic must be one of {', '.join(CRITICS)}, got {critic!r}")
+        check_choice("critic", critic, CRITICS)
         if critic == "adapter" and not self.lora_rank:
             raise ConfigurationError("critic='adapter' sits on the policy's frozen base: set lora_rank, too")
         if critic_model is not None and critic != "own":
@@ -159,11 +158,11 @@ class PPOModule(PolicyModule):
         bootstrap = torch.where(ends_in_value, rollout.bootstrap_values, torch.zeros_like(rollout.bootstrap_values))
         advantages = gae_advantages(token_rewards, rollout.values, mask, self.gamma, self.gae_lambda, bootstrap)
         returns = torch.where(mask, advantages + rollout.values, torch.zeros_like(advantages))
-        self._critic_moments = self._over_ranks(
+        self._critic_moments = self.sum_over_ranks(
             critic_moments(reward_to_go(token_rewards, mask, self.gamma), rollout.values, mask)
         )
         if self.whiten_advantages:
-            moments = self._over_ranks(masked_moments(advantages, mask))
+            moments = self.sum_over_ranks(masked_moments(advantages, mask))
             advantages = standardize(advantages, mask, moments)
         return rollout.replace(advantages=advantages, returns=returns)
 
@@ -250,9 +249,6 @@ class PPOModule(PolicyModule):
             if self.critic_is_warming_up:
                 states = states.detach()
         return states.values(self.critic.head)
-
-    def _over_ranks(self, moments: Tensor) -> Tensor:
-        return self.trainer.strategy.reduce(moments, reduce_op="sum")
 
     def _policy_parameters(self) -> list[Tensor]:
         assert self.policy is not None

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lit_rlhf.errors import ConfigurationError
+from lit_rlhf.errors import check_choice
 
 Numerics = Literal[
     "grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "gspo", "cispo", "trl", "verl", "openrlhf", "open_instruct"
@@ -179,8 +179,7 @@ def complete(numerics: str | None, options: Mapping[str, Any], without: Collecti
 def _preset_options(numerics: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     if numerics is None:
         return {}
-    if numerics not in PRESETS:
-        raise ConfigurationError(f"numerics must be one of {', '.join(PRESETS)}, got {numerics!r}")
+    check_choice("numerics", numerics, tuple(PRESETS))
     options = dict(PRESETS[numerics].options)
     if given.get("kl_placement") not in (None, options.get("kl_placement")):
         # How a KL term is differentiated means nothing where it is no term of the loss.

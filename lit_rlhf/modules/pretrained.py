@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
-from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 
 from lit_rlhf.callbacks.export_policy import ExportPolicy
@@ -61,8 +60,7 @@ class PretrainedModule(L.LightningModule):
         gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        if dtype not in DTYPES:
-            raise ConfigurationError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+        check_choice("dtype", dtype, tuple(DTYPES))
         check_choice("optimizer", optimizer, OPTIMIZERS)
         check_number("lr", lr, above=0)
         check_number("weight_decay", weight_decay, minimum=0)
@@ -105,13 +103,10 @@ class PretrainedModule(L.LightningModule):
 
     def configure_model(self) -> None:
         """Build the models, once, and shard them where the strategy does."""
-        sharded = isinstance(getattr(self._trainer, "strategy", None), ModelParallelStrategy)
-        if sharded:
-            check_mesh(self.trainer)
         if self._trainer is not None:
             self.check_devices()
         self.build_models()
-        if sharded:
+        if shards_weights(self._trainer):
             assert self.device_mesh is not None
             for model in self.models():
                 prepare_for_passes(model)  # while its weights are whole
@@ -122,6 +117,8 @@ class PretrainedModule(L.LightningModule):
     def check_devices(self) -> None:
         """Refuse what the Trainer's devices and strategy cannot do, before a model is loaded."""
         check_strategy(self.trainer)
+        if shards_weights(self.trainer):
+            check_mesh(self.trainer)
         if self.is_fitting:
             check_optimizer(self.optimizer_name, self.trainer.strategy.root_device, shards_weights(self.trainer))
 

@@ -59,7 +59,7 @@ def add_rollout(metrics: IterationMetrics, rollout: RolloutBatch) -> None:
     repeated, runs = repeated_ngrams(rollout.completion_ids, rollout.completion_lengths)
     means: dict[str, Any] = {
         "reward": (masked_sum(rollout.task_rewards, scored), scored.sum()),
-        "reward/mean_square": (masked_sum(rollout.rewards.double().square(), scored), scored.sum()),
+        "reward/mean_square": (masked_sum(rollout.task_rewards.double().square(), scored), scored.sum()),
         "reward/missing": ((~scored).sum(), rows),
         "group/effective_ratio": ((~dead[first_rows]).sum(), len(first_rows)),
         "group/reward_std": (group_std(rollout.rewards, group, scored)[first_rows].sum(), len(first_rows)),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lit_rlhf.errors import ConfigurationError, RewardError, check_number
+from lit_rlhf.errors import RewardError, check_choice, check_number
 from lit_rlhf.rewards.contract import RewardOutput
 from lit_rlhf.rewards.loading import load_function
 from lit_rlhf.rewards.messages import completion_text, optional_column, prompt_text, required_column
@@ -67,20 +67,18 @@ class ComputeScore:
         truths = required_column(self.name, columns, self.ground_truth_column, count)
         sources = optional_column(self.name, columns, self.data_source_column, count)
         infos = optional_column(self.name, columns, self.extra_info_column, count)
+        by_row = selected(
+            self.function,
+            {
+                "data_source": sources,
+                "solution_str": [completion_text(completion) for completion in completions],
+                "ground_truth": truths,
+                "extra_info": infos,
+            },
+        )
+        fixed = selected(self.function, self.kwargs)
         returned = [
-            self.function(
-                **selected(
-                    self.function,
-                    {
-                        "data_source": source,
-                        "solution_str": completion_text(completion),
-                        "ground_truth": truth,
-                        "extra_info": info,
-                        **self.kwargs,
-                    },
-                )
-            )
-            for completion, truth, source, info in zip(completions, truths, sources, infos, strict=True)
+            self.function(**{**{key: values[row] for key, values in by_row.items()}, **fixed}) for row in range(count)
         ]
         if self.calls_async:
             return _gathered(returned)
@@ -198,8 +196,7 @@ class Guarded:
         timeout_seconds: float | None = None,
         name: str | None = None,
     ) -> None:
-        if on_error not in ("raise", "abstain"):
-            raise ConfigurationError(f"Guarded: on_error must be 'raise' or 'abstain', got {on_error!r}.")
+        check_choice("Guarded: on_error", on_error, ("raise", "abstain"))
         check_number("Guarded: timeout_seconds", timeout_seconds, above=0)
         self.function = load_function(function)
         self.on_error = on_error

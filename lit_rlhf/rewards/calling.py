@@ -63,6 +63,7 @@ class RewardCall:
     ) -> None:
         check_signature(fn, list(columns))
         self.fn, self.name, self.count = fn, reward_name(fn), len(completions)
+        self.is_async = is_async(fn)
         self.prompts, self.completion_ids = prompts, completion_ids
         self.on_error: OnError = getattr(fn, "on_error", None) or on_error
         own = getattr(fn, "call_timeout_seconds", None)
@@ -81,7 +82,7 @@ class RewardCall:
     def start(self) -> None:
         """Set an ``async`` function going; a plain one is called by :meth:`result`."""
         self._start = time.monotonic()
-        if is_async(self.fn):
+        if self.is_async:
             self._started = _in_loop(self.fn(**self.arguments, **self._loggers(self.count)), self.timeout_seconds)
 
     def cancel(self) -> None:
@@ -131,7 +132,7 @@ class RewardCall:
     def _call(self, arguments: Mapping[str, list[Any]], count: int) -> Any:
         left = self._left()
         loggers = self._loggers(count)
-        if is_async(self.fn):
+        if self.is_async:
             return _in_loop(self.fn(**arguments, **loggers), left).result()
         if left is None:
             returned = self.fn(**arguments, **loggers)
@@ -163,13 +164,13 @@ class RewardCall:
         failed = [1.0] * self.count
         first: tuple[int, Exception] | None = None
         attempts: list[Callable[[], Any]] = [functools.partial(self._row, row) for row in range(self.count)]
-        if is_async(self.fn) and not late:
+        if self.is_async and not late:
             attempts = [
                 _in_loop(self.fn(**self._arguments_of(row), **self._loggers(1)), self._left()).result
                 for row in range(self.count)
             ]
         for row, attempt in enumerate(attempts):
-            if late or (self._left() == 0 and not is_async(self.fn)):
+            if late or (self._left() == 0 and not self.is_async):
                 break  # the rows that are left have no reward either
             try:
                 returned = attempt()
@@ -201,7 +202,7 @@ def evaluate_rewards(functions: Sequence[Callable[..., Any]], **call: Any) -> li
         RewardError: See :class:`RewardCall`.
     """
     calls = [RewardCall(fn, **call) for fn in functions]
-    waiting = [one for one in calls if is_async(one.fn)]
+    waiting = [one for one in calls if one.is_async]
     done: dict[int, RewardValues] = {}
     try:
         for one in waiting:

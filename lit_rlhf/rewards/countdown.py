@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from lit_rlhf.rewards.extraction import without_thinking
+from lit_rlhf.rewards.extraction import last_tagged, without_thinking
 from lit_rlhf.rewards.messages import column_values, completion_text, required_column
 
-_ANSWER = re.compile(r"<answer>", re.IGNORECASE)
-_ANSWER_END = re.compile(r"</answer>", re.IGNORECASE)
 _SPELLINGS = {"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "\\times": "*", "\\cdot": "*", "\\div": "/"}
 _ALLOWED = re.compile(r"[\d+\-*/() \t\n]+")
 _MAX_CHARACTERS = 300
@@ -77,10 +75,7 @@ class Countdown:
 
     def extracted(self, completion: Any, **_: Any) -> str | None:
         """The expression that is judged; ``None`` where there is none."""
-        text = without_thinking(completion_text(completion)) or ""
-        ends = list(_ANSWER_END.finditer(text))
-        starts = list(_ANSWER.finditer(text, 0, ends[-1].start())) if ends else []
-        return text[starts[-1].end() : ends[-1].start()].strip() if starts else None
+        return last_tagged(without_thinking(completion_text(completion)) or "")
 
 
 def _task(target: Any, given: Any) -> tuple[Fraction, list[int]] | None:

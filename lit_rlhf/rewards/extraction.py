@@ -138,12 +138,19 @@ def _after_hashes(text: str) -> str:
     return ""
 
 
-def _in_tags(text: str) -> str:
+def last_tagged(text: str) -> str | None:
+    """Content of the last ``<answer>...</answer>`` that is closed; ``None`` where there is none.
+
+    Args:
+        text: The tags may be written in capitals.
+    """
     ends = list(_TAG_END.finditer(text))
     starts = list(_TAG.finditer(text, 0, ends[-1].start())) if ends else []
-    if not starts:
-        return ""
-    content = text[starts[-1].end() : ends[-1].start()].strip()
+    return text[starts[-1].end() : ends[-1].start()].strip() if starts else None
+
+
+def _in_tags(text: str) -> str:
+    content = last_tagged(text) or ""
     return content if _VISIBLE.search(content) else ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from lit_rlhf.errors import ConfigurationError, check_number
+from lit_rlhf.errors import ConfigurationError, check_choice, check_number
 from lit_rlhf.rewards.messages import completion_text
 
 Unit = Literal["tokens", "words", "characters"]
@@ -36,8 +36,7 @@ class LengthReward:
             raise ConfigurationError(
                 "LengthReward: give minimum, maximum or both; every length is within 0 and nothing."
             )
-        if unit not in ("tokens", "words", "characters"):
-            raise ConfigurationError(f"LengthReward: unit must be 'tokens', 'words' or 'characters', got {unit!r}.")
+        check_choice("LengthReward: unit", unit, ("tokens", "words", "characters"))
         self.minimum = minimum
         self.maximum = maximum
         self.margin = margin

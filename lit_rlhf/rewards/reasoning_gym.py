@@ -7,7 +7,6 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +15,7 @@ from lit_rlhf.errors import ConfigurationError, RewardError
 from lit_rlhf.rewards.extraction import without_thinking
 from lit_rlhf.rewards.isolation import WorkerPool, WorkerStartError
 from lit_rlhf.rewards.messages import completion_text
+from lit_rlhf.rewards.parallel import map_in_threads
 
 _LOG = logging.getLogger(__name__)
 _MEMORY_BYTES = 4 << 30
@@ -91,8 +91,8 @@ class ReasoningGymAnswer:
                 task, task_options, question, answer, metadata, completions, strict=True
             )
         ]
-        with ThreadPoolExecutor(len(_pool().workers)) as executor:
-            return list(executor.map(self._score, calls))
+        workers = len(_pool().workers)
+        return map_in_threads(lambda row: self._score(calls[row]), range(len(calls)), workers, "reasoning-gym answers")
 
     def _score(self, call: Call) -> float:
         if call[-1] is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from lit_rlhf.errors import ConfigurationError, check_number
+from lit_rlhf.errors import ConfigurationError, check_choice, check_number
 from lit_rlhf.rewards.messages import completion_text
 
 
@@ -31,8 +31,7 @@ class RepetitionPenalty:
     def __init__(self, ngram: int = 20, penalty: float = 1.0, unit: Literal["words", "tokens"] = "words") -> None:
         check_number("RepetitionPenalty: ngram", ngram, minimum=1)
         check_number("RepetitionPenalty: penalty", penalty, above=0)
-        if unit not in ("words", "tokens"):
-            raise ConfigurationError(f"RepetitionPenalty: unit must be 'words' or 'tokens', got {unit!r}.")
+        check_choice("RepetitionPenalty: unit", unit, ("words", "tokens"))
         self.ngram = ngram
         self.penalty = float(penalty)
         self.unit = unit

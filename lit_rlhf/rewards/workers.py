@@ -13,7 +13,7 @@ from lit_rlhf.rewards.contract import RewardOutput
 from lit_rlhf.rewards.isolation import WorkerCallError, WorkerCrashError, WorkerPool, WorkerTimeoutError
 from lit_rlhf.rewards.loading import load_function
 from lit_rlhf.rewards.parallel import default_workers, map_in_threads
-from lit_rlhf.rewards.protocol import OnError, selected, stand_in_for
+from lit_rlhf.rewards.protocol import RESERVED, OnError, stand_in_for
 
 
 class InWorkers:
@@ -109,8 +109,7 @@ def score_row(
         on_error: See :class:`InWorkers`.
     """
     loaded = load_function(function)
-    given = selected(loaded, arguments)
-    columns = {key: value for key, value in given.items() if key not in ("prompts", "completions", "completion_ids")}
+    columns = {key: values for key, values in arguments.items() if key not in RESERVED}
     count = len(next(iter(arguments.values())))
     values = evaluate_reward(
         loaded,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from torch import Tensor
 
-from lit_rlhf.checkpointing import atomic_file
+from lit_rlhf.checkpointing import write_json_lines
 from lit_rlhf.rollout.batch import RolloutBatch
 
 FIELDS = (
@@ -39,9 +38,7 @@ def write_evidence(rollout: RolloutBatch, trainer: L.Trainer, name: str) -> Path
     path = Path(root or trainer.default_root_dir) / "diverged" / f"{name}{rank}.jsonl"
     records = [_record(rollout, row) for row in range(len(rollout))]
     records.sort(key=lambda record: not record["not_finite"])
-    with atomic_file(path) as temporary:
-        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
-        temporary.write_text("".join(lines), encoding="utf-8")
+    write_json_lines(records, path)
     return path
 
 

@@ -36,15 +36,11 @@ class SignalAt(RolloutCallback):
         self._maybe("validation", trainer)
 
 
-def weights(module: Any) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in module.policy.parameters()])
-
-
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(("place", "iteration", "steps"), [("rollout", 0, 2), ("training", 2, 4), ("validation", 0, 2)])
 def test_stopped_and_resumed(
-    make_trainer, make_data, policy_dir, rows, tmp_path, capfd, caplog, place, iteration, steps, number
+    make_trainer, make_data, policy_dir, rows, weights, tmp_path, capfd, caplog, place, iteration, steps, number
 ):
     def run(path: Any = None, **options: Any) -> Any:
         torch.manual_seed(1)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -11,52 +10,16 @@ from lit_rlhf.cli import main
 
 
 @pytest.fixture
-def recipe(tmp_path, policy_dir, rows, monkeypatch):
+def recipe(tmp_path, write_recipe, monkeypatch):
     """A small recipe, in a folder of its own, with a reward function of the user's beside it."""
-    for name, part in (("train", rows), ("val", rows[:3])):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     (tmp_path / "my_rewards.py").write_text("def even(completions):\n    return [len(c) % 2 for c in completions]\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
-    content = {
-        "seed_everything": 3,
-        "model": {"class_path": "GRPOModule", "init_args": {"policy": policy_dir, "lr": 1e-3}},
-        "data": {
-            "class_path": "RolloutDataModule",
-            "init_args": {
-                "train": str(tmp_path / "train.jsonl"),
-                "val": str(tmp_path / "val.jsonl"),
-                "rewards": ["my_rewards.even", {"class_path": "lit_rlhf.rewards.ExactMatch"}],
-                "prompts_per_iteration": 3,
-                "group_size": 2,
-                "max_new_tokens": 4,
-                "val_samples": 2,
-            },
-        },
-        "trainer": {
-            "accelerator": "cpu",
-            "devices": 1,
-            "max_epochs": 1,
-            "log_every_n_steps": 1,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "default_root_dir": str(tmp_path / "run"),
-            "logger": {"class_path": "CSVLogger", "init_args": {"save_dir": str(tmp_path / "run")}},
-            "callbacks": [
-                {
-                    "class_path": "ModelCheckpoint",
-                    "init_args": {
-                        "dirpath": str(tmp_path / "kept"),
-                        "save_last": True,
-                        "every_n_epochs": 1,
-                        "save_on_train_epoch_end": True,
-                    },
-                }
-            ],
-        },
-    }
-    file = tmp_path / "recipe.yaml"
+    file = write_recipe(tmp_path)
+    content = yaml.safe_load(file.read_text())
+    content["data"]["init_args"]["rewards"].insert(0, "my_rewards.even")
+    content["trainer"].update(max_epochs=1, log_every_n_steps=1)
     file.write_text(yaml.safe_dump(content))
     return file
 

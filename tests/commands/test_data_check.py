@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 import yaml
 
 from lit_rlhf.cli import main
+
+MATH_ANSWER = "lit_rlhf.rewards.MathAnswer"
 
 
 @pytest.fixture
@@ -22,7 +25,7 @@ def recipe(tmp_path, policy_dir, rows, monkeypatch):
         if isinstance(train, list):
             Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in train))
             train = "train.jsonl"
-        data = {"train": train, "rewards": [{"class_path": "lit_rlhf.rewards.MathAnswer"}], "max_new_tokens": 4}
+        data = {"train": train, "rewards": [{"class_path": MATH_ANSWER}], "max_new_tokens": 4}
         content = {
             "seed_everything": 3,
             "model": {"class_path": "GRPOModule", "init_args": {"policy": policy_dir}},
@@ -36,20 +39,9 @@ def recipe(tmp_path, policy_dir, rows, monkeypatch):
 
 
 @pytest.fixture
-def check(capsys):
-    """Runs the command; gives its exit code and what it wrote."""
-
-    def run(*args: Any) -> tuple[int, str]:
-        capsys.readouterr()
-        code = 0
-        try:
-            main(["data", "check", *map(str, args)])
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out + captured.err
-
-    return run
+def check(command):
+    """Runs ``lit-rlhf data check``; gives its exit code and what it wrote."""
+    return functools.partial(command, "data", "check")
 
 
 def test_a_sound_recipe_is_described_and_nothing_is_written(recipe, check, monkeypatch):
@@ -110,15 +102,13 @@ def test_everything_that_is_wrong_is_listed_with_its_row(recipe, check):
     [
         ({"train": "nowhere.jsonl"}, "nowhere.jsonl: no such file"),
         ({"prompt_column": "question"}, "there is no column 'question'"),
-        ({"rewards": [{"class_path": "MathAnswer", "init_args": {"answer_column": "gold"}}]}, "column 'gold'"),
+        ({"rewards": [{"class_path": MATH_ANSWER, "init_args": {"answer_column": "gold"}}]}, "column 'gold'"),
         ({"max_new_tokens": 60}, "more than the model's context of 64"),
         ({"system_prompt": "Be brief."}, "or `as_chat` make them"),
         ({"format": "gsm8k"}, "format='gsm8k' needs the columns 'question' and 'answer'"),
     ],
 )
 def test_what_fit_would_refuse_is_refused(recipe, check, options, message):
-    if "rewards" in options:
-        options["rewards"][0]["class_path"] = "lit_rlhf.rewards.MathAnswer"
     code, said = check("-c", recipe(**options))
     assert code == 1
     assert "  REFUSED     " in said

@@ -1,8 +1,9 @@
-"""What each of the processes of ``test_fsdp2.py`` does; started by torchrun, or imported for a single process."""
+"""What each of the processes of ``test_fsdp2.py`` does; started by :func:`launch`, or imported for a single process."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,14 @@ def fit(
         "tokens": data.rollout.completion_ids.tolist(),
         "shares_prompts": module.shares_prompts,
     }
+
+
+def launch(policy: str, folder: Path, scenarios: list[str], kind: str = "file") -> None:
+    """Start two processes that do :func:`main`, with its arguments, and wait for them."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [__file__, policy, str(folder), json.dumps(scenarios), kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-5000:]
 
 
 def main(policy: str, folder: str, scenarios: list[str], kind: str = "file") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,17 @@ class Recorder(RolloutCallback):
         self.record["weights"] = torch.cat([p.detach().flatten() for p in pl_module.policy.parameters()])
         self.record["metrics"] = {name: float(value) for name, value in trainer.callback_metrics.items()}
         torch.save(self.record, self.folder / f"rank{trainer.global_rank}.pt")
+
+
+def only_even_prompts(rows: Any) -> Callable[..., list[float]]:
+    """A reward that is constant on the prompts of the second rank, not on those of the first."""
+    texts = [row["prompt"] for row in rows]
+
+    def reward_of_even(completions: list[str], prompts: list[str]) -> list[float]:
+        pairs = zip(prompts, completions, strict=True)
+        return [float(len(text)) if texts.index(prompt) % 2 == 0 else 1.0 for prompt, text in pairs]
+
+    return reward_of_even
 
 
 def run(folder: Path, policy: str, rows: Any, rewards: Any, devices: int, **options: Any) -> list[dict[str, Any]]:
@@ -95,16 +107,10 @@ def test_several_iterations(tmp_path, policy_dir, rows, digits):
 
 def test_a_rank_without_a_live_row(tmp_path, policy_dir, rows):
     """The prompts of the second rank are all dead: it takes part with a zero gradient."""
-
-    def only_even_groups(completions: list[str], prompts: list[str]) -> list[float]:
-        texts = [row["prompt"] for row in rows]
-        return [
-            float(len(text)) if texts.index(p) % 2 == 0 else 1.0 for p, text in zip(prompts, completions, strict=True)
-        ]
-
+    rewards = [only_even_prompts(rows)]
     options = {"shuffle": False, "module": {"kl_coef": 0.0}}
-    (single,) = run(tmp_path / "one", policy_dir, rows, [only_even_groups], 1, **options)
-    ranks = run(tmp_path / "two", policy_dir, rows, [only_even_groups], 2, **options)
+    (single,) = run(tmp_path / "one", policy_dir, rows, rewards, 1, **options)
+    ranks = run(tmp_path / "two", policy_dir, rows, rewards, 2, **options)
     expected = single["gradients"][0]
     assert (ranks[1]["gradients"][0] - expected).norm() <= 1e-6 * expected.norm()
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,10 +21,7 @@ SCENARIOS = ["grpo", "ppo-lora"]
 def runs(policy_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Each scenario with both kinds of checkpoints, stopped and resumed."""
     folder = tmp_path_factory.mktemp("export")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [fsdp2_worker.__file__, policy_dir, str(folder), json.dumps(SCENARIOS), "shards"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-5000:]
+    fsdp2_worker.launch(policy_dir, folder, SCENARIOS, "shards")
     return folder
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +20,7 @@ def sharded_runs(policy_dir: str, tmp_path_factory: pytest.TempPathFactory) -> P
     """Every scenario on two processes, in one go: starting them takes longest."""
     folder = tmp_path_factory.mktemp("fsdp2")
     _make_adapter(policy_dir)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [fsdp2_worker.__file__, policy_dir, str(folder), json.dumps(list(SCENARIOS))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-5000:]
+    fsdp2_worker.launch(policy_dir, folder, list(SCENARIOS))
     return folder
 
 

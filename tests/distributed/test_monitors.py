@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lit_rlhf import GRPOModule, RolloutDataModule
 from lit_rlhf.callbacks import HealthMonitor, OveroptimizationMonitor, SampleTable, Throughput
+from tests.distributed.test_ddp import only_even_prompts
 
 pytestmark = pytest.mark.distributed
 
@@ -29,17 +30,11 @@ class Keep(L.Callback):
         torch.save(states, self.folder / f"rank{trainer.global_rank}.pt")
 
 
-def test_all_ranks_agree_and_one_tells(tmp_path, policy_dir, rows):
-    def only_even_prompts(completions: list[str], prompts: list[str]) -> list[float]:
-        """Constant on the prompts of the second rank, not on those of the first."""
-        texts = [row["prompt"] for row in rows]
-        pairs = zip(prompts, completions, strict=True)
-        return [float(len(text)) if texts.index(prompt) % 2 == 0 else 1.0 for prompt, text in pairs]
-
+def test_all_ranks_agree_and_one_tells(tmp_path, policy_dir, rows, make_trainer):
     data = RolloutDataModule(
         rows[:4],
         val=rows,
-        rewards=only_even_prompts,
+        rewards=only_even_prompts(rows),
         prompts_per_iteration=4,
         group_size=4,
         max_new_tokens=6,
@@ -47,17 +42,14 @@ def test_all_ranks_agree_and_one_tells(tmp_path, policy_dir, rows):
         shuffle=False,
         val_samples=0,
     )
-    trainer = L.Trainer(
-        accelerator="cpu",
+    trainer = make_trainer(
         devices=2,
         strategy="ddp_fork",
         max_epochs=6,
         check_val_every_n_epoch=2,
         callbacks=[Keep(tmp_path), OveroptimizationMonitor(), SampleTable(every_n_iterations=4)],
         logger=CSVLogger(tmp_path, name="logs", version=0),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=str(tmp_path),
+        enable_checkpointing=True,
     )
     trainer.fit(GRPOModule(policy_dir, lr=1e-3), data)
     one, two = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in (0, 1))

@@ -10,20 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.models.zoo import TINY
+
 VOCAB = 48
 SPECIALS = ["<pad>", "<s>", "</s>"]
-SHARED = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 96,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SHARED = {**TINY, "vocab_size": VOCAB, "max_position_embeddings": 96}
 GEMMA = {**SHARED, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8}
 
 

@@ -14,21 +14,10 @@ from lit_rlhf.functional import token_log_probs
 from lit_rlhf.models.head import vocabulary_head
 from lit_rlhf.models.layouts import decoder_of
 from lit_rlhf.models.lora import add_lora, without_adapter
+from tests.models.zoo import TINY
 
 VOCAB = 53
-_COMMON = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "initializer_range": 0.25,
-}
+_COMMON = {**TINY, "vocab_size": VOCAB, "max_position_embeddings": 64, "initializer_range": 0.25}
 _MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_state": 8, "mamba_d_head": 8}
 # Configuration, what is special about it, and the scale and soft cap that it ends in.
 SEPARABLE: dict[str, tuple[str, dict[str, Any], float, float | None]] = {

@@ -7,19 +7,18 @@ from typing import Any
 import torch
 
 VOCAB = 99
-_COMMON = {
-    "vocab_size": VOCAB,
+TINY = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
-    "initializer_range": 0.25,
 }
+"""Options of a tiny model's configuration, but for its vocabulary and its positions."""
+_COMMON = {**TINY, "vocab_size": VOCAB, "max_position_embeddings": 64, "initializer_range": 0.25}
 _GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 _NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "hidden_dropout": 0.0}
 

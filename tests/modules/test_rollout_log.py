@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from lit_rlhf.callbacks import RolloutCallback
+from lit_rlhf.callbacks import NormalizeRewards, RolloutCallback
 
 
 def pairs_by_hand(rollout):
@@ -67,6 +67,13 @@ def test_range_and_deviation_of_rewards(fit, watch):
     assert (watch.final["reward/min"], watch.final["reward/max"]) == (-2.0, 3.0)
     assert watch.final["reward/std"] == pytest.approx(float(torch.tensor(rewards).std(correction=0)))
     assert "reward/mean_square" not in watch.final
+
+
+def test_the_deviation_is_of_rewards_before_they_were_normalised(fit, watch):
+    given = [-2.0, 0.5, 0.5, 3.0] * 6
+    fit(None, [Give(given), NormalizeRewards(over="batch")], max_epochs=1)
+    assert watch.rollouts[0].rewards.std(correction=0).item() == pytest.approx(1.0, abs=1e-3)
+    assert watch.final["reward/std"] == pytest.approx(float(torch.tensor(given).std(correction=0)))
 
 
 def test_unscored_rewards_are_in_none_of_them(fit, watch):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from lightning import Trainer
 
 from lit_rlhf import PPOModule, RolloutDataModule
 from lit_rlhf.cli import LitRLHFCLI
@@ -147,10 +146,9 @@ def test_gsm8k_becomes_prompts_that_math_answer_can_judge(tmp_path, run_python):
     assert MathAnswer()(completions=completions, answer=answers) == [1.0, 0.0]
 
 
-def test_every_metric_of_ppo_is_in_a_glossary(tmp_path):
+def test_every_metric_of_ppo_is_in_a_glossary(make_trainer):
     model, prompts = ROOT / "checkpoints" / "arithmetic", QUICKSTART.parent / "data" / "train.jsonl"
-    options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = Trainer(max_epochs=1, default_root_dir=tmp_path, enable_model_summary=False, **options)
+    trainer = make_trainer()
     data = RolloutDataModule(prompts, rewards=[MathAnswer()], prompts_per_iteration=32, group_size=1, max_new_tokens=8)
     trainer.fit(PPOModule(str(model)), data)
     pages = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("grpo", "ppo")}

@@ -35,7 +35,7 @@ class MostClipped(L.Callback):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", VARIANTS)
-def test_it_learns(name, tmp_path):
+def test_it_learns(name, make_trainer):
     """Thirty iterations of the quickstart, two optimizer steps on each rollout: only then do ratio and clip matter."""
     L.seed_everything(1, verbose=False)
     data = RolloutDataModule(
@@ -49,17 +49,7 @@ def test_it_learns(name, tmp_path):
         val_samples=2,
     )
     clipped = MostClipped()
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=30,
-        check_val_every_n_epoch=30,
-        callbacks=[clipped],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=str(tmp_path),
-    )
+    trainer = make_trainer(max_epochs=30, check_val_every_n_epoch=30, callbacks=[clipped])
     module = GRPOModule(str(ROOT / "checkpoints" / "arithmetic"), lr=3e-4, **VARIANTS[name])
     started = time.perf_counter()
     trainer.fit(module, data)

@@ -128,7 +128,7 @@ def test_bad_options() -> None:
         CodeTests()(completions=["x"], answer=["1"])
 
 
-# The four programs of a well-known report, and the tower that is none of the sandbox's business.
+# Programs that never end, leave early, take all memory, and fork without end.
 FAULTS = [
     "while True: pass",
     "import sys; sys.exit(0)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from lit_rlhf.errors import ConfigurationError, check_number
+from lit_rlhf.errors import check_choice, check_number
 
 if TYPE_CHECKING:
     from lit_rlhf.callbacks.health.history import RunHistory
@@ -50,11 +50,8 @@ class HealthRule:
     once: bool = False
 
     def __post_init__(self) -> None:
-        for option, value, allowed in (("when", self.when, get_args(Side)), ("level", self.level, get_args(Level))):
-            if value not in allowed:
-                raise ConfigurationError(
-                    f"HealthRule {self.name}: {option} must be one of {', '.join(allowed)}, got {value!r}"
-                )
+        check_choice(f"HealthRule {self.name}: when", self.when, get_args(Side))
+        check_choice(f"HealthRule {self.name}: level", self.level, get_args(Level))
         check_number(f"HealthRule {self.name}: window", self.window, minimum=1)
         check_number(f"HealthRule {self.name}: threshold", self.threshold)
 

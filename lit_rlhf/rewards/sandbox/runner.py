@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lit_rlhf.errors import ConfigurationError, RewardError
@@ -132,11 +132,7 @@ def _run(sources: Sequence[str], tests: Sequence[tuple[str, str]], setup: str, l
             "sources": [source.encode("utf-8", "replace").decode() for source in sources],
             "tests": [list(test) for test in tests],
             "setup": setup,
-            "file_bytes": limits.disk_bytes,
-            **{
-                key: getattr(limits, key)
-                for key in ("seconds", "memory_bytes", "processes", "output_bytes", "disk_bytes")
-            },
+            **asdict(limits),
         }
         outcome = _supervised(job, limits.seconds + _GRACE_SECONDS)
     problem, detail = outcome.get("problem"), outcome.get("detail", "")

@@ -162,7 +162,7 @@ def _confine(job: dict[str, Any], user: int) -> None:
     elif os.getuid() == 0:
         confinement.become_nobody(user)
     confinement.die_with_parent()  # again: a change of user resets it
-    confinement.limit_resources(job["seconds"], job["memory_bytes"], processes, job["file_bytes"])
+    confinement.limit_resources(job["seconds"], job["memory_bytes"], processes, job["disk_bytes"])
 
 
 def _judge(job: dict[str, Any], channel: Channel, report: int) -> NoReturn:
@@ -199,7 +199,3 @@ def _run_program(job: dict[str, Any], connection: int, output: int) -> NoReturn:
         command = [sys.executable, "-I", "-B", "-c", code]
         os.execve(sys.executable, command, {**_ENVIRONMENT, "HOME": folder, "TMPDIR": folder})
     os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

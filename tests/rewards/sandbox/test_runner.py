@@ -61,7 +61,7 @@ HOSTILE = {
 
 
 def ours() -> list[int]:
-    """Processes of the sandbox that there are, by what their command lines say."""
+    """Running processes of the sandbox, told by their command lines."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         line = " ".join(process.info["cmdline"] or ())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def standardize(
+def standard_scores(
     values: Tensor,
     population: Tensor,
     populations: int,
@@ -32,7 +32,7 @@ def standardize(
     Returns:
         ``(N, F)`` float32 scores, NaN where there is no value, and ``(N, F)`` float64 divisors ``sigma + eps``.
 
-    >>> scores, _ = standardize(torch.tensor([[0.0], [10.0], [5.0]]), torch.tensor([0, 0, 1]), 2, eps=0)
+    >>> scores, _ = standard_scores(torch.tensor([[0.0], [10.0], [5.0]]), torch.tensor([0, 0, 1]), 2, eps=0)
     >>> scores[:2].flatten()
     tensor([-1.,  1.])
     """
