@@ -22,6 +22,7 @@ from lit_rlhf.callbacks.run_summary import RunSummary
 from lit_rlhf.callbacks.sample_table import SampleTable
 from lit_rlhf.callbacks.std_threshold_mask import StdThresholdMask
 from lit_rlhf.callbacks.throughput import Throughput
+from lit_rlhf.callbacks.token_budget import TokenBudget
 from lit_rlhf.callbacks.warmup_cosine import WarmupCosine
 
 __all__ = [
@@ -47,5 +48,6 @@ __all__ = [
     "SampleTable",
     "StdThresholdMask",
     "Throughput",
+    "TokenBudget",
     "WarmupCosine",
 ]

@@ -16,6 +16,7 @@ from lit_rlhf.callbacks.export_policy import ExportPolicy
 from lit_rlhf.callbacks.health_monitor import HealthMonitor
 from lit_rlhf.callbacks.overoptimization_monitor import OveroptimizationMonitor
 from lit_rlhf.callbacks.throughput import Throughput
+from lit_rlhf.callbacks.token_budget import TokenBudget
 from lit_rlhf.callbacks.warmup_cosine import is_endless, run_length
 from lit_rlhf.errors import ConfigurationError
 from lit_rlhf.models.memory import memory_of
@@ -78,7 +79,7 @@ def banner_rows(trainer: L.Trainer, module: PolicyModule, data: RolloutDataModul
             f"{samples * sampling.max_new_tokens:,} new tokens; {steps} optimizer step{'s' * (steps != 1)}, "
             f"{trainer.accumulate_grad_batches} micro-batch{'es' * (trainer.accumulate_grad_batches != 1)} each",
         ),
-        ("run", "until stopped" if is_endless(trainer) else f"{run_length(trainer):,} optimizer steps"),
+        ("run", _length(trainer)),
         ("sampling", f"{knobs}, at most {sampling.max_new_tokens} new tokens, ends at ids {sampling.eos_token_ids}"),
         ("numerics", module.numerics_summary()),
         ("memory", memory_estimate(trainer, module, data)),
@@ -134,6 +135,14 @@ def result_rows(trainer: L.Trainer, module: PolicyModule) -> list[tuple[str, str
     rows.append(("memory/peak_gib", _shown(metrics.get("memory/peak_gib"))))
     rows.extend(_places(trainer))
     return rows
+
+
+def _length(trainer: L.Trainer) -> str:
+    limits = [f"{run_length(trainer):,} optimizer steps"] if not is_endless(trainer) else []
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, TokenBudget):
+            limits.append(f"{callback.tokens:,} generated tokens")
+    return " or ".join(limits) or "until stopped"
 
 
 def _throughput_rows(throughput: Throughput) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 
 from lit_rlhf.callbacks.clashes import refuse_clashes
+from lit_rlhf.callbacks.token_budget import TokenBudget
 from lit_rlhf.errors import ConfigurationError
 from lit_rlhf.functional.schedules import warmup_cosine
 
@@ -19,14 +20,15 @@ class WarmupCosine(L.Callback):
 
     Acts in ``on_train_start``, ``on_train_epoch_start`` and ``on_train_batch_end``: it always shows the rate of the
     *coming* optimizer step, so a LearningRateMonitor reads the right one in any order of callbacks. The factor depends
-    only on ``global_step``, so a resumed run continues the curve.
+    only on ``global_step``, or on the tokens that a TokenBudget has counted, so a resumed run continues the curve.
 
     Args:
         warmup_ratio: Share of all optimizer steps spent rising, in ``[0, 1]``. Ignored if ``warmup_steps`` is given.
         warmup_steps: Optimizer steps spent rising.
         floor: Lowest factor, reached after the last step, in ``[0, 1]``.
-        total_steps: Length of the schedule in optimizer steps. By default the whole run: the Trainer's ``max_steps``,
-            or ``max_epochs`` times the optimizer steps of an iteration.
+        total_steps: Length of the schedule in optimizer steps. By default the whole run: until a
+            :class:`~lit_rlhf.callbacks.TokenBudget` is spent, else the Trainer's ``max_steps``, or ``max_epochs`` times
+            the optimizer steps of an iteration.
         groups: Names of the parameter groups that it scales, for instance ``[policy]`` while another one scales
             ``[value]``; all of them by default. Groups that no schedule names keep their rate.
     """
@@ -50,7 +52,8 @@ class WarmupCosine(L.Callback):
         self.floor = floor
         self.total_steps = total_steps
         self.groups = groups
-        self._total = 0
+        self._total: int | None = None
+        self._budget: TokenBudget | None = None
         self._peaks: dict[str, float] = {}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -59,10 +62,12 @@ class WarmupCosine(L.Callback):
             return
         self._peaks = {}  # of a run of its own; a resumed one gets its checkpoint's
         refuse_clashes(trainer)
-        if self.total_steps is None and is_endless(trainer):
+        budgets = [callback for callback in trainer.callbacks if isinstance(callback, TokenBudget)]  # type: ignore[attr-defined]
+        self._budget = budgets[0] if budgets and self.total_steps is None else None
+        if self.total_steps is None and self._budget is None and is_endless(trainer):
             raise ConfigurationError(
                 "WarmupCosine needs the length of the run: set the Trainer's max_epochs or max_steps, "
-                "or WarmupCosine(total_steps=...)"
+                "add TokenBudget, or set WarmupCosine(total_steps=...)"
             )
 
     @property
@@ -88,7 +93,7 @@ class WarmupCosine(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the schedule's length and set the first rate."""
-        self._total = self.total_steps or run_length(trainer)
+        self._total = None if self._budget else self.total_steps or run_length(trainer)
         for place, group in enumerate(trainer.optimizers[0].param_groups):
             configured = getattr(pl_module, "lr", None)
             # Not every strategy brings the optimizer's own note back from a checkpoint.
@@ -121,8 +126,12 @@ class WarmupCosine(L.Callback):
         self._peaks = dict(checkpoint.get("peak_learning_rates", {}))
 
     def _write(self, trainer: L.Trainer) -> None:
-        warmup = self.warmup_steps if self.warmup_steps is not None else round(self.warmup_ratio * self._total)
-        factor = warmup_cosine(trainer.global_step, self._total, min(warmup, self._total), self.floor)
+        step: float = trainer.global_step
+        total: float = self._total or 1
+        if self._budget is not None:
+            step, total = self._budget.progress(trainer)
+        warmup = self.warmup_steps if self.warmup_steps is not None else round(self.warmup_ratio * total)
+        factor = warmup_cosine(step, total, min(warmup, total), self.floor)
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
                 if self.groups is not None and group.get("name") not in self.groups:

@@ -9,7 +9,7 @@ Anneal = Literal["linear", "cosine", "geometric"]
 ANNEALS: tuple[str, ...] = get_args(Anneal)
 
 
-def warmup_cosine(step: int, total_steps: int, warmup_steps: int = 0, floor: float = 0.0) -> float:
+def warmup_cosine(step: float, total_steps: float, warmup_steps: float = 0, floor: float = 0.0) -> float:
     r"""Factor on the learning rate: a linear rise, then half a cosine from 1 towards ``floor``.
 
     .. math::
@@ -17,7 +17,8 @@ def warmup_cosine(step: int, total_steps: int, warmup_steps: int = 0, floor: flo
         f_{min} + (1-f_{min})\,\tfrac12\bigl(1+\cos(\pi\,\tfrac{s-w}{S-w})\bigr) & w \le s < S\\
         f_{min} & s \ge S\end{cases}
 
-    The first step already moves (no step at rate 0) and so does the last.
+    The first step already moves (no step at rate 0) and so does the last. Steps may be fractions, where the length of
+    a run is counted in something else.
 
     Args:
         step: ``s``, optimizer steps done before this one, from 0.
@@ -35,7 +36,7 @@ def warmup_cosine(step: int, total_steps: int, warmup_steps: int = 0, floor: flo
     if not 0.0 <= floor <= 1.0:
         raise ValueError(f"floor must lie in [0, 1], got {floor}")
     if step < warmup_steps:
-        return (step + 1) / warmup_steps
+        return min((step + 1) / warmup_steps, 1.0)
     if step >= total_steps:
         return floor
     progress = (step - warmup_steps) / (total_steps - warmup_steps)
