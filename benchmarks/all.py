@@ -27,6 +27,7 @@ RUNS = {
     "scaling": ["scaling.py"],
     "memory": ["memory.py"],
     "leak": ["leak.py"],
+    "weak scaling": ["weak_scaling.py"],
 }
 
 

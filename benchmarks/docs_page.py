@@ -134,6 +134,20 @@ def memory() -> str:
     return "\n\n".join(parts)
 
 
+def weak_scaling() -> str:
+    """Twice the work on two processes against once on one."""
+    record = load("weak-scaling")
+    if record is None:
+        return ""
+    works = {name: ways for name, ways in record.items() if name != "machine"}
+    rows = [
+        [name, *(f"{median(way['seconds']):.2f}" for way in ways.values()), f"{ways['two ranks']['share']:.3f}"]
+        for name, ways in works.items()
+    ]
+    header = ["seconds of a step, each process on a core of its own", *next(iter(works.values())), "of the ideal"]
+    return markdown(header, rows)
+
+
 def main() -> None:
     """Put the results between the page's two marks, and the plots beside it."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -153,6 +167,7 @@ def main() -> None:
         phases("floor-small-spread-1t"),
         "### Scaling",
         scaling(),
+        *(["### Weak scaling", weak_scaling()] if load("weak-scaling") else []),
         "### Memory",
         memory(),
     ]

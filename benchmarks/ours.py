@@ -12,6 +12,7 @@ import lightning as L
 import torch
 from gate import Alone, Gate, clocks
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from workload import EOS, FIRST_WORD, MICRO_BATCH_TOKENS, Work, model_folder, share_of_even
 
@@ -131,6 +132,7 @@ def run(
     module: dict[str, Any] | None = None,
     callbacks: Sequence[str] = (),
     logger: bool = False,
+    ranks: int = 1,
 ) -> None:
     """Train until no further step is wanted.
 
@@ -141,6 +143,8 @@ def run(
         module: Other options of the module.
         callbacks: Names of callbacks to run with, each as it comes.
         logger: Log to TensorBoard.
+        ranks: Processes that do this work side by side and learn together, this being one of them: DDP over gloo, with
+            the variables of the environment that Lightning reads.
     """
     torch.set_num_threads(threads)
     warnings.filterwarnings("ignore")
@@ -153,7 +157,7 @@ def run(
         **(module or {}),
     }
     data_options = {
-        "prompts_per_iteration": work.prompts,
+        "prompts_per_iteration": work.prompts * ranks,
         "group_size": work.group,
         "max_new_tokens": work.new_tokens,
         "temperature": 1.0,
@@ -166,13 +170,17 @@ def run(
     gate = Gate(connection, {**module_options, **data_options, "policy": work.model, "dtype": "float32"})
     engine = ForcedLengths(work.completion_lengths(), work.new_tokens)
     reward = TimedRewardModel(gate, model_folder(work.shape, "reward")) if work.reward_model else share_of_even
-    rollouts = GatedData(gate, train=work.data(), rewards=[reward], engine=engine, **data_options)
+    # Ranks draw in turn: each gets a copy of every prompt.
+    rows = [row for row in work.data() for _ in range(ranks)]
+    rollouts = GatedData(gate, train=rows, rewards=[reward], engine=engine, **data_options)
     engine.generate = gate.timed("generation", engine.generate)
     learner = (GRPOModule if work.algorithm == "grpo" else PPOModule)(**module_options)
     learner.score_rollout = gate.timed("reference", learner.score_rollout)
     with tempfile.TemporaryDirectory() as folder:
         trainer = L.Trainer(
             accelerator="cpu",
+            devices=ranks,
+            strategy="auto" if ranks == 1 else DDPStrategy(process_group_backend="gloo"),
             max_epochs=1_000_000,
             logger=TensorBoardLogger(folder) if logger else False,
             log_every_n_steps=1,

@@ -108,17 +108,17 @@ def race(work: Work, sides: dict[str, dict[str, Any]], rounds: int, threads: int
             here, there = context.Pipe()
             log = Path(folder) / f"{len(connections)}.log"
             arguments = name, there, work, threads, options, str(log)
-            process = context.Process(target=_work, args=arguments, daemon=True)
+            process = context.Process(target=work_at, args=arguments, daemon=True)
             process.start()
             there.close()
             processes.append(process)
             connections[name], logs[name] = here, log
-            hello = _receive(here, name, log)
+            hello = receive(here, name, log)
             lanes[name] = Lane(name, hello["settings"], hello["empty_bytes"], version=_version(name))
         for turn in range(rounds + 1):
             for name, connection in connections.items():
                 connection.send("go")
-                step = _receive(connection, name, logs[name])
+                step = receive(connection, name, logs[name])
                 if turn > 0:
                     lanes[name].steps.append(step)
         for connection in connections.values():
@@ -169,8 +169,17 @@ def _make_models(work: Work) -> None:
         make_models(work)
 
 
-def _work(side: str, connection: Any, work: Work, threads: int, options: dict[str, Any], log: str) -> None:
-    """In the worker: what its library prints goes to a file, which is shown if it fails."""
+def work_at(side: str, connection: Any, work: Work, threads: int, options: dict[str, Any], log: str) -> None:
+    """In the worker: what its library prints goes to a file, which is shown if it fails.
+
+    Args:
+        side: Key of ``SIDES``.
+        connection: To the process that started this one.
+        work: What a step is.
+        threads: Of torch.
+        options: Of the side's ``run``.
+        log: The file.
+    """
     with output_to(log), contextlib.suppress(Finished):
         try:
             importlib.import_module(SIDES[side]).run(connection, work, threads, **options)
@@ -178,7 +187,8 @@ def _work(side: str, connection: Any, work: Work, threads: int, options: dict[st
             traceback.print_exc()
 
 
-def _receive(connection: Connection, name: str, log: Path) -> Any:
+def receive(connection: Connection, name: str, log: Path) -> Any:
+    """A worker's next message, or its last words where there is none."""
     try:
         return connection.recv()
     except EOFError:

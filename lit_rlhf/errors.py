@@ -29,6 +29,14 @@ class RewardError(LitRLHFError, RuntimeError):
     """A reward function that raised or broke its contract. The message names the function and the row."""
 
 
+class EngineError(LitRLHFError, RuntimeError):
+    """A rollout engine that refuses what it is asked, or whose completions are not the policy's."""
+
+
+class EngineLostError(EngineError):
+    """A rollout engine that is gone and was not waited for any longer. The run can go on from its checkpoint."""
+
+
 class CheckpointError(ConfigurationError):
     """A checkpoint that cannot be read, or that belongs to another run. Nothing was changed."""
 

@@ -44,11 +44,12 @@ class OneLineParser(LightningArgumentParser):
         raise UsageError(explain(message)) from ex
 
 
-def check_recipes(arguments: Sequence[str]) -> None:
+def check_recipes(arguments: Sequence[str], top_level: Sequence[str] = _TOP_LEVEL) -> None:
     """Read the files after ``-c``: the parser's own errors do not name them.
 
     Args:
         arguments: The command line.
+        top_level: Keys that the files may have.
 
     Raises:
         UsageError: Naming the file, and the line where it can be known.
@@ -72,10 +73,11 @@ def check_recipes(arguments: Sequence[str]) -> None:
             raise UsageError(f"{path}{line}: {error.problem}") from error
         if not isinstance(content, dict):
             what = "is empty" if content is None else f"is a {type(content).__name__}"
-            raise UsageError(f"{path}: a recipe has model:, data: and trainer: at its top level, but this {what}")
+            wanted = ", ".join(f"{key}:" for key in top_level[:3])
+            raise UsageError(f"{path}: this file should have {wanted} at its top level, but it {what}")
         for key in content:
-            if key not in _TOP_LEVEL:
-                raise UsageError(f"{path}: there is no option {key!r}{nearest(str(key), _TOP_LEVEL)}")
+            if key not in top_level:
+                raise UsageError(f"{path}: there is no option {key!r}{nearest(str(key), top_level)}")
 
 
 def check_nulls(key: str, part: Any) -> None:

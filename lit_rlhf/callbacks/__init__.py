@@ -8,6 +8,7 @@ from lit_rlhf.callbacks.distributions import Distributions
 from lit_rlhf.callbacks.divergence_report import DivergenceReport
 from lit_rlhf.callbacks.dynamic_sampling import DynamicSampling
 from lit_rlhf.callbacks.early_stop_inner_epochs import EarlyStopInnerEpochs
+from lit_rlhf.callbacks.evaluation_writer import EvaluationWriter
 from lit_rlhf.callbacks.export_policy import ExportPolicy
 from lit_rlhf.callbacks.graceful_stop import GracefulStop
 from lit_rlhf.callbacks.health import HealthRule
@@ -34,6 +35,7 @@ __all__ = [
     "DivergenceReport",
     "DynamicSampling",
     "EarlyStopInnerEpochs",
+    "EvaluationWriter",
     "ExportPolicy",
     "GracefulStop",
     "HealthMonitor",

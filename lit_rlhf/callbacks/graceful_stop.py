@@ -15,6 +15,8 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 
+from lit_rlhf.errors import EngineLostError
+
 _log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -25,9 +27,11 @@ class GracefulStop(L.Callback):
 
     The signal may come at any time, in the first rollout too, and to any of several processes: they agree at the end of
     the iteration. Where no ModelCheckpoint has saved that iteration, ``interrupted.ckpt`` is written into the
-    ``checkpoints`` folder of the run. Lightning by itself stops between two micro-batches, without a checkpoint.
+    ``checkpoints`` folder of the run, as it is where the rollout engine is lost. Lightning by itself stops between two
+    micro-batches, without a checkpoint.
 
-    Acts in ``on_fit_start``, ``on_train_epoch_end`` and ``on_train_end``. Modules of this library bring one.
+    Acts in ``on_fit_start``, ``on_train_epoch_end``, ``on_train_end`` and ``on_exception``. Modules of this library
+    bring one.
     """
 
     def __init__(self) -> None:
@@ -88,6 +92,9 @@ class GracefulStop(L.Callback):
         """Save what no ModelCheckpoint has saved, and say how to go on."""
         if not self._agreed:
             return
+        self._save(trainer)
+
+    def _save(self, trainer: L.Trainer) -> None:
         saved = _saved_by_others(trainer)
         if saved is None:
             assert self._path is not None
@@ -101,8 +108,10 @@ class GracefulStop(L.Callback):
         vars(trainer._signal_connector).pop("register_signal_handlers", None)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """The same where fit did not come to its end."""
+        """The same where fit did not come to its end; a run that lost its engine is saved: it can go on from here."""
         self._give_back()
+        if isinstance(exception, EngineLostError) and trainer.state.fn == "fit":
+            self._save(trainer)
 
     def _give_back(self) -> None:
         if signal.SIGINT in self._previous:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +25,55 @@ class Evaluation(NamedTuple):
     iteration: int
     reward: float
     held_out: float
+
+
+def best_evaluation(evaluations: Sequence[Evaluation], sign: int = 1) -> Evaluation:
+    """The first with the best held-out result.
+
+    Args:
+        evaluations: At least one.
+        sign: 1 where larger is better, else -1.
+    """
+    return max(evaluations, key=lambda evaluation: sign * evaluation.held_out)
+
+
+def has_fallen(evaluation: Evaluation, best: Evaluation, sign: int = 1, min_fall: float = 0.05) -> bool:
+    """Whether a held-out result is worse than the best by more than noise.
+
+    Args:
+        evaluation: To judge.
+        best: What it is compared with.
+        sign: As for :func:`best_evaluation`.
+        min_fall: Smaller falls are noise.
+    """
+    return sign * (best.held_out - evaluation.held_out) > min_fall
+
+
+def is_overoptimized(evaluations: Sequence[Evaluation], sign: int = 1, window: int = 2, min_fall: float = 0.05) -> bool:
+    """Whether the last evaluations all are worse than the best one, with a higher reward.
+
+    Args:
+        evaluations: In order, at least one.
+        sign: As for :func:`best_evaluation`.
+        window: How many of the last.
+        min_fall: As for :func:`has_fallen`.
+    """
+    best = best_evaluation(evaluations, sign)
+    return all(has_fallen(e, best, sign, min_fall) and e.reward > best.reward for e in evaluations[-window:])
+
+
+def describe(best: Evaluation, now: Evaluation, metric: str) -> str:
+    """What happened in between, in words.
+
+    Args:
+        best: Of the held-out results.
+        now: The newest.
+        metric: Name of the held-out metric.
+    """
+    return (
+        f"reward rose from {best.reward:.3g} to {now.reward:.3g} while {metric} went from "
+        f"{best.held_out:.3g} (iteration {best.iteration}) to {now.held_out:.3g}"
+    )
 
 
 class OveroptimizationMonitor(ModelCheckpoint):
@@ -122,19 +172,12 @@ class OveroptimizationMonitor(ModelCheckpoint):
 
     def _judge(self, trainer: L.Trainer) -> None:
         sign = 1 if self.mode == "max" else -1
-        best = max(self.evaluations, key=lambda evaluation: sign * evaluation.held_out)
-        lately = self.evaluations[-self.window :]
-        fallen = [sign * (best.held_out - evaluation.held_out) > self.min_fall for evaluation in lately]
-        self._in_episode = self._in_episode and fallen[-1]
-        risen = all(evaluation.reward > best.reward for evaluation in lately)
-        if self._in_episode or not (all(fallen) and risen):
+        best, now = best_evaluation(self.evaluations, sign), self.evaluations[-1]
+        self._in_episode = self._in_episode and has_fallen(now, best, sign, self.min_fall)
+        if self._in_episode or not is_overoptimized(self.evaluations, sign, self.window, self.min_fall):
             return
         self._in_episode = True
-        now = lately[-1]
-        finding = (
-            f"reward rose from {best.reward:.3g} to {now.reward:.3g} while {self.monitor} went from "
-            f"{best.held_out:.3g} (iteration {best.iteration}) to {now.held_out:.3g}"
-        )
+        finding = describe(best, now, str(self.monitor))
         advice = f"{ADVICE}. It is {self.best_model_path}" if self.best_model_path else ADVICE
         alarm = Alarm(
             *(NAME, "warning", now.iteration, trainer.global_step, str(self.monitor)),

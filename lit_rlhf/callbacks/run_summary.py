@@ -119,7 +119,8 @@ def result_rows(trainer: L.Trainer, module: PolicyModule) -> list[tuple[str, str
     """
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     rows = []
-    held_out = [name for name in metrics if name.startswith("val/")]
+    # Without the ends of intervals: the table is to be read at a glance.
+    held_out = [n for n in metrics if n.startswith("val/") and not n.endswith(("_low", "_high"))]
     for name in sorted(held_out, key=lambda name: ("accuracy" not in name and "pass@" not in name, name)):
         before = module.initial_metrics.get(name)
         rows.append((name, f"{_shown(before)} -> {_shown(metrics[name])}"))

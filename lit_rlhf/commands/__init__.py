@@ -1,4 +1,4 @@
-"""Commands of ``lit-rlhf`` that train nothing; each is a module with ``main(args)``, imported on first use."""
+"""Commands of ``lit-rlhf`` besides Lightning's own; each is a module with ``main(args)``, imported on first use."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 COMMANDS = {
+    "compare": ("lit_rlhf.commands.compare", "run several recipes on equal terms and report which is better"),
     "data check": ("lit_rlhf.commands.data_check", "read, render and count all prompts of a recipe"),
     "export": ("lit_rlhf.commands.export", "write a checkpoint's policy as a Hugging Face folder, or its adapter"),
     "plan": ("lit_rlhf.commands.plan", "reckon what a recipe takes of each device's memory"),
+    "report": ("lit_rlhf.commands.report", "make a page of what a run or a comparison has shown"),
     "rewards try": ("lit_rlhf.commands.rewards_try", "score sample completions with the rewards of a recipe"),
 }
 """Name on the command line: the module, and what it does in a few words."""
@@ -34,5 +36,5 @@ def _list_commands() -> None:
     import sys
 
     lines = [f"  lit-rlhf {name:<14} {summary}" for name, (_, summary) in COMMANDS.items()]
-    print("These commands need no training; --help after each explains it:", *lines, sep="\n", file=sys.stderr)  # noqa: T201
+    print("The commands besides Lightning's own; --help after each explains it:", *lines, sep="\n", file=sys.stderr)  # noqa: T201
     raise SystemExit(2)

@@ -60,19 +60,21 @@ def main(args: Sequence[str]) -> None:
         elif split == "test" and options.split is None and sources["test"] is sources["val"]:
             console.print("test: the prompts of val")
         else:
-            refused = _check_split(recipe, split, options.rows, console) or refused
+            for part in recipe.data.parts(split):
+                refused = _check_part(recipe, part, options.rows, console) or refused
     if refused:
         raise SystemExit(1)
 
 
-def _check_split(recipe: Recipe, split: str, rows: int, console: Console) -> bool:
-    """Report on one split; whether fit would refuse it."""
-    console.print(f"{split}: {_source_name(recipe.data.sources[split])}")
+def _check_part(recipe: Recipe, part: str, rows: int, console: Console) -> bool:
+    """Report on one data set; whether fit would refuse it."""
+    console.print(f"{part}: {_source_name(recipe.data.source_of(part))}")
     try:
-        prompts = recipe.data.read_prompts(split, recipe.module.tokenizer)
+        prompts = recipe.data.read_prompts(part, recipe.module.tokenizer)
     except LitRLHFError as error:
         console.print(f"  REFUSED     {error}")
         return True
+    split = part.partition("/")[0]
     for line in _report(recipe, split, prompts, rows):
         console.print(f"  {line}")
     refusals = list(_refusals(recipe, split, prompts))

@@ -95,8 +95,13 @@ def _facts(
 def _metrics(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The last validation's, and what checkpoints were chosen by."""
     held_out = content.get("lit_rlhf", {}).get("held_out") or {}
-    for name, value in held_out.get("metrics", {}).items():
-        yield name, f"{value:.4g} (after step {held_out['step']})"
+    values = held_out.get("metrics", {})
+    for name, value in values.items():
+        if name.endswith(("_low", "_high")) and name.rpartition("_")[0] in values:
+            continue
+        ends = [values[f"{name}_{end}"] for end in ("low", "high") if f"{name}_{end}" in values]
+        interval = f", {ends[0]:.4g} to {ends[1]:.4g}" if len(ends) == 2 else ""
+        yield name, f"{value:.4g}{interval} (after step {held_out['step']})"
     for state in content.get("callbacks", {}).values():
         score = state.get("best_model_score") if isinstance(state, dict) else None
         if score is not None and math.isfinite(float(score)):

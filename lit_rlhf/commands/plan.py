@@ -17,7 +17,7 @@ from lit_rlhf.commands.plan_choices import ADAPTER, RANK, changes, fewest_device
 from lit_rlhf.commands.recipe import Recipe, read_recipe
 from lit_rlhf.errors import ConfigurationError, LitRLHFError
 from lit_rlhf.models.loading import load_config
-from lit_rlhf.models.memory import GIB, memory_of, whole_bytes
+from lit_rlhf.models.memory import GIB, memory_of
 from lit_rlhf.models.shape import shape_of
 from lit_rlhf.models.workload import Placement, Workload
 from lit_rlhf.rollout.memory import workload
@@ -129,8 +129,8 @@ def _more_devices(work: Workload, budget: float) -> str:
     devices = fewest_devices(work, budget)
     if devices is not None:
         return f"instead: {devices} devices with -c recipes/trainer/fsdp2.yaml, fits"
-    whole = _size(whole_bytes(work))
-    return f"(more devices alone do not help: FSDP2 gathers {whole} of weights on each for a rollout)"
+    gathered = _size(memory_of(replace(work, placement="fsdp2")).gathered_rollout)
+    return f"(more devices alone do not help: FSDP2 gathers {gathered} of weights on each for a rollout)"
 
 
 def _verdict(work: Workload, budget: float, device_memory: float) -> str:
@@ -145,7 +145,7 @@ def _heading(work: Workload, name: str, source: str) -> Iterator[str]:
     how = {
         "one": "one device",
         "ddp": f"DDP over {work.devices} devices",
-        "fsdp2": f"FSDP2 over {work.devices} devices",
+        "fsdp2": f"FSDP2 over {work.devices} devices" + ", sharded in rollouts too" * work.sharded_rollouts,
     }
     yield f"{name}: {work.shape.parameters:,} parameters; {how[work.placement]}"
     again = ", activations recomputed" if work.checkpointing else ""
@@ -181,11 +181,17 @@ def _table(works: Mapping[str, Workload], budget: float | None) -> Table:
         table.add_row("fits", *("yes" if memory.peak <= budget else "no" for memory in memories.values()))
     recipe = next(iter(works.values()))
     if recipe.devices > 1 and recipe.placement != "fsdp2":
-        sharded = [memory_of(replace(work, placement="fsdp2")).peak for work in works.values()]
-        quantised = [work.quantization is not None for work in works.values()]
-        cells = ["-" if bits else _cell(peak / unit) for bits, peak in zip(quantised, sharded, strict=True)]
-        table.add_row("peak with FSDP2", *cells)
+        table.add_row("peak with FSDP2", *(_sharded_peak(work, unit, False) for work in works.values()))
+        table.add_row("and sharded rollouts", *(_sharded_peak(work, unit, True) for work in works.values()))
+    elif recipe.placement == "fsdp2" and not recipe.sharded_rollouts and recipe.devices > 1:
+        table.add_row("peak with sharded rollouts", *(_sharded_peak(work, unit, True) for work in works.values()))
     return table
+
+
+def _sharded_peak(work: Workload, unit: int, sharded_rollouts: bool) -> str:
+    if work.quantization is not None:
+        return "-"
+    return _cell(memory_of(replace(work, placement="fsdp2", sharded_rollouts=sharded_rollouts)).peak / unit)
 
 
 def _cell(value: float) -> str:

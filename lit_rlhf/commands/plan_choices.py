@@ -65,11 +65,10 @@ def changes(work: Workload) -> Iterator[tuple[str, Workload]]:
     if rows < work.rows:
         work = replace(work, rows=rows, prompts=rows // group)
         yield f"max_rows: {rows} of data.engine, a TransformersEngine", work
-    if work.devices > 1 and work.placement == "ddp" and work.quantization is None:
-        sharded = replace(work, placement="fsdp2", optimizer="adamw")
+    for change, sharded in _sharded(work):
         if memory_of(sharded).peak < memory_of(work).peak:  # which the gathered weights of a rollout may undo
             work = sharded
-            yield "-c recipes/trainer/fsdp2.yaml", work
+            yield change, work
     if not work.lora_rank and work.optimizer == "adamw" and work.placement != "fsdp2":
         yield "--model.optimizer adamw_8bit", replace(work, optimizer="adamw_8bit")
     if not work.lora_rank:
@@ -81,6 +80,22 @@ def changes(work: Workload) -> Iterator[tuple[str, Workload]]:
         strategy = " --trainer.strategy ddp" if work.placement == "fsdp2" else ""
         work = replace(work, quantization="4bit", placement="ddp" if work.devices > 1 else "one")
         yield f"--model.quantization 4bit{strategy}", work
+
+
+def _sharded(work: Workload) -> Iterator[tuple[str, Workload]]:
+    """Weights in shards, while training and in rollouts too."""
+    if work.devices == 1 or work.quantization is not None:
+        return
+    fragment, option = "-c recipes/trainer/fsdp2.yaml", "--model.rollout_weights sharded"
+    shards = replace(work, placement="fsdp2", optimizer="adamw")
+    always = replace(shards, sharded_rollouts=True)
+    if work.placement == "fsdp2":
+        yield option, always
+    elif memory_of(shards).peak < memory_of(work).peak:
+        yield fragment, shards
+        yield option, always
+    else:
+        yield f"{fragment} {option}", always
 
 
 def fewest_devices(work: Workload, budget: float) -> int | None:

@@ -61,9 +61,10 @@ def main(args: Sequence[str]) -> None:
             parser.error(f"--{name} must be at least 1")
     recipe = read_recipe(rest)
     scorer = recipe.data.scorer
-    if recipe.data.sources[options.split] is None:
+    parts = recipe.data.parts(options.split)
+    if not parts:
         raise ConfigurationError(f"the recipe has no prompts for {options.split}; name another --split")
-    prompts = recipe.data.load_prompts(options.split, recipe.module.tokenizer)
+    prompts = recipe.data.load_prompts(parts[0], recipe.module.tokenizer)  # the first set stands for the others
     if options.completions is None:
         scorer.check(prompts.columns)
         samples, left = _sampled(recipe, prompts, options.n, options.per_prompt), 0

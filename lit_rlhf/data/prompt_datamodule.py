@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import lightning as L
 
 from lit_rlhf.data.formats import Format
 from lit_rlhf.data.prompts import PromptDataset, load_prompts, read_prompts
 from lit_rlhf.data.reading import check_prompt_options
+from lit_rlhf.data.rows import is_hugging_face
 from lit_rlhf.data.source import PromptSource
 from lit_rlhf.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+# A set's name is part of the names of metrics and files.
+_SET_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+HeldOutSource = str | Path | PromptSource | Sequence[Any] | dict[str, str | Path | PromptSource | Sequence[Any]] | None
 
 
 class PromptDataModule(L.LightningDataModule):
@@ -23,10 +31,10 @@ class PromptDataModule(L.LightningDataModule):
 
     Args:
         train: Prompts to train on.
-        val: Held-out prompts for ``validate`` and during ``fit``.
-        test: Held-out prompts for ``test`` and ``predict``; ``val`` by default.
+        val: Held-out prompts for ``validate`` and during ``fit``; several data sets as a mapping of names to sources.
+        test: Held-out prompts for ``test`` and ``predict``, the same way; ``val`` by default.
         train_split: Which split of ``train``, where it is a dataset or folder with several.
-        val_split: Which split of ``val``.
+        val_split: Which split of ``val``, of each of its data sets.
         test_split: Which split of ``test``.
         format: Published layout of the rows: it says where the prompt is and adds the reference answer alone as
             ``gold``.
@@ -46,8 +54,8 @@ class PromptDataModule(L.LightningDataModule):
     def __init__(
         self,
         train: str | Path | PromptSource | Sequence[Any] | None = None,
-        val: str | Path | PromptSource | Sequence[Any] | None = None,
-        test: str | Path | PromptSource | Sequence[Any] | None = None,
+        val: HeldOutSource = None,
+        test: HeldOutSource = None,
         train_split: str | None = None,
         val_split: str | None = None,
         test_split: str | None = None,
@@ -66,8 +74,11 @@ class PromptDataModule(L.LightningDataModule):
         if max_prompt_length is not None and max_prompt_length < 1:
             raise ConfigurationError(f"max_prompt_length must be at least 1, got {max_prompt_length}")
         check_prompt_options(format, prompt_column, prompt_template)
+        for split, source in (("val", val), ("test", test)):
+            if _is_several(source):
+                _check_set_names(split, source, prompt_column or "prompt")
         own_test = test is not None
-        self.sources = {"train": train, "val": val, "test": test if own_test else val}
+        self.sources: dict[str, Any] = {"train": train, "val": val, "test": test if own_test else val}
         self.splits = {"train": train_split, "val": val_split, "test": test_split if own_test else val_split}
         self.format = format
         self.prompt_column = prompt_column
@@ -80,34 +91,54 @@ class PromptDataModule(L.LightningDataModule):
         self.bad_prompts = bad_prompts
         self.drop_duplicates = drop_duplicates
 
-    def load_prompts(self, split: str, tokenizer: PreTrainedTokenizerBase) -> PromptDataset:
-        """Read and tokenize the prompts of a split; what is left out is said.
+    def parts(self, split: str) -> list[str]:
+        """Names of the data sets of a split: ``val``, or ``val/sums`` and ``val/words`` where it names several.
 
         Args:
             split: ``train``, ``val`` or ``test``.
+        """
+        source = self.sources[split]
+        if source is None:
+            return []
+        return [f"{split}/{name}" for name in source] if _is_several(source) else [split]
+
+    def source_of(self, part: str) -> Any:
+        """Where the prompts of a data set are.
+
+        Args:
+            part: One of :meth:`parts`.
+        """
+        split, _, name = part.partition("/")
+        return self.sources[split][name] if name else self.sources[split]
+
+    def load_prompts(self, part: str, tokenizer: PreTrainedTokenizerBase) -> PromptDataset:
+        """Read and tokenize the prompts of a data set; what is left out is said.
+
+        Args:
+            part: One of :meth:`parts`.
             tokenizer: The policy's.
 
         Raises:
             DataError: Something in the source cannot be used.
         """
-        options = self._options(split)
-        return load_prompts(self.sources[split], tokenizer, bad_prompts=self.bad_prompts, **options)
+        options = self._options(part)
+        return load_prompts(self.source_of(part), tokenizer, bad_prompts=self.bad_prompts, **options)
 
-    def read_prompts(self, split: str, tokenizer: PreTrainedTokenizerBase) -> PromptDataset:
+    def read_prompts(self, part: str, tokenizer: PreTrainedTokenizerBase) -> PromptDataset:
         """The same, with all that cannot be used noted in the result.
 
         Args:
-            split: ``train``, ``val`` or ``test``.
+            part: One of :meth:`parts`.
             tokenizer: The policy's.
 
         Raises:
             DataError: The source cannot be read at all, or lacks a column.
         """
-        return read_prompts(self.sources[split], tokenizer, **self._options(split))
+        return read_prompts(self.source_of(part), tokenizer, **self._options(part))
 
-    def _options(self, split: str) -> dict[str, Any]:
+    def _options(self, part: str) -> dict[str, Any]:
         return {
-            "split": self.splits[split],
+            "split": self.splits[part.partition("/")[0]],
             "format": self.format,
             "prompt_column": self.prompt_column,
             "prompt_template": self.prompt_template,
@@ -118,3 +149,30 @@ class PromptDataModule(L.LightningDataModule):
             "overlong": self.overlong_prompts,
             "drop_duplicates": self.drop_duplicates,
         }
+
+
+def _is_several(source: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Whether a source is a mapping of names to sources, not one of a dataset's splits."""
+    return isinstance(source, Mapping) and not is_hugging_face(source)
+
+
+def _check_set_names(split: str, source: Mapping[Any, Any], prompt_column: str) -> None:
+    if prompt_column in source:
+        raise ConfigurationError(
+            f"{split}: a mapping names data sets, but this one has a column {prompt_column!r}: pass a list of "
+            "mappings, one per row"
+        )
+    if "class_path" in source:
+        raise ConfigurationError(
+            f"{split}: {source['class_path']} is no class of a PromptSource, or not with these options"
+        )
+    for name, part in source.items():
+        if not _SET_NAME.fullmatch(str(name)):
+            raise ConfigurationError(
+                f"{split}: the name {name!r} of a data set becomes part of names of metrics and files: letters, "
+                "digits, _, . and - only"
+            )
+        if part is None:
+            raise ConfigurationError(f"{split}: the data set {name!r} has no source")
+    if not source:
+        raise ConfigurationError(f"{split}: names no data set; leave it out for none")

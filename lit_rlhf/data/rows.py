@@ -87,7 +87,7 @@ def read_rows(source: Any, split: str | None = None) -> Rows:
         return _from_path(Path(source), str(source), split)
     if isinstance(source, PromptSource) and split is None:
         return _collect([(source.name, ((None, row) for row in source))], plain=False)
-    if _is_hugging_face(source):
+    if is_hugging_face(source):
         return _from_dataset(source, "dataset", split)
     if split is not None:
         raise DataError(f"an iterable has no splits, but split={split!r} was asked for")
@@ -118,7 +118,12 @@ def _from_path(path: Path, name: str, split: str | None) -> Rows:
     return _collect([(name, read_file(path, name))])
 
 
-def _is_hugging_face(source: Any) -> bool:
+def is_hugging_face(source: Any) -> bool:
+    """Whether a source is a dataset, or a mapping of splits, of Hugging Face ``datasets``.
+
+    Args:
+        source: Anything.
+    """
     if "datasets" not in sys.modules:  # nobody can hold one without having imported it
         return False
     import datasets

@@ -83,8 +83,27 @@ class Generation:
     finished: Tensor
 
 
+def check_request(prompts: Sequence[Sequence[int]], num_samples: int, keys: np.ndarray) -> None:
+    """Refuse what no engine can sample.
+
+    Args:
+        prompts: Token ids of ``B`` prompts.
+        num_samples: ``G``.
+        keys: Should be one per row.
+    """
+    if len(keys) != len(prompts) * num_samples:
+        raise ValueError(f"keys must hold one entry per row: {len(prompts) * num_samples}, got {len(keys)}")
+    empty = [index for index, prompt in enumerate(prompts) if len(prompt) == 0]
+    if empty:
+        raise ValueError(f"prompts must have at least one token, these have none: {empty}")
+
+
 class RolloutEngine(Protocol):
-    """Samples completions with the policy's current weights."""
+    """Samples completions with the policy's current weights.
+
+    An engine that keeps weights of its own may also have a method ``prepare(policy, tokenizer)``. It is called before
+    each :meth:`generate`, and on every process, also on one without prompts: there sharded weights can be gathered.
+    """
 
     def generate(
         self,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lit_rlhf.functional.masking import position_ids
 from lit_rlhf.models.forward import model_inputs
+from lit_rlhf.models.layouts import base_of
 
 
 class Decoder(Protocol):
@@ -48,17 +49,17 @@ class PaddedDecoder:
     def __init__(self, policy: nn.Module, prompts: Sequence[Sequence[int]], num_samples: int) -> None:
         from transformers import DynamicCache
 
-        self.policy = policy
+        self.model = base_of(policy)  # a sharded one gathers its weights when it is called, inside of peft's it is not
         self.num_samples = num_samples
         # What stands on padding is masked.
         self.prompt_ids, self.mask = left_pad(prompts, 0, next(policy.parameters()).device)
-        self.cache = DynamicCache(config=policy.config)  # type: ignore[arg-type]
+        self.cache = DynamicCache(config=self.model.config)
 
     def prefill(self) -> Tensor:
         """Logits of each row's first token, ``(R, V)``."""
         positions = position_ids(self.mask)
-        inputs = model_inputs(self.policy, self.prompt_ids, self.mask, positions, logits_to_keep=1, cache=self.cache)
-        logits: Tensor = self.policy(**inputs).logits[:, -1]
+        inputs = model_inputs(self.model, self.prompt_ids, self.mask, positions, logits_to_keep=1, cache=self.cache)
+        logits: Tensor = self.model(**inputs).logits[:, -1]
         self.cache.batch_repeat_interleave(self.num_samples)
         self.mask = self.mask.repeat_interleave(self.num_samples, dim=0)
         self.positions = positions[:, -1:].repeat_interleave(self.num_samples, dim=0)
@@ -72,8 +73,8 @@ class PaddedDecoder:
         """
         self.positions = self.positions + 1
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(ids), 1)], dim=1)
-        inputs = model_inputs(self.policy, ids[:, None], self.mask, self.positions, logits_to_keep=1, cache=self.cache)
-        logits: Tensor = self.policy(**inputs).logits[:, -1]
+        inputs = model_inputs(self.model, ids[:, None], self.mask, self.positions, logits_to_keep=1, cache=self.cache)
+        logits: Tensor = self.model(**inputs).logits[:, -1]
         return logits
 
     def keep(self, order: Tensor) -> None:

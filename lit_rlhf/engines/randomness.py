@@ -61,6 +61,18 @@ def uniforms(keys: np.ndarray, num_positions: int) -> np.ndarray:
     Returns:
         ``(N, T)`` float64.
     """
-    positions = np.arange(num_positions, dtype=np.uint64).reshape(1, -1)
-    bits = mix(keys.reshape(-1, 1) ^ mix(positions))
+    return uniforms_at(keys.reshape(-1, 1), np.arange(num_positions, dtype=np.uint64).reshape(1, -1))
+
+
+def uniforms_at(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Uniform numbers in ``[0, 1)``, each of a row and a position of its own.
+
+    Args:
+        keys: uint64, any shape.
+        positions: uint64, of a shape that goes with it.
+
+    Returns:
+        float64.
+    """
+    bits = mix(keys ^ mix(positions))
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

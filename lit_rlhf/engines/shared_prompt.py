@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from lit_rlhf.engines.cache import GroupCache
 from lit_rlhf.engines.decode_layout import DecodeLayout
 from lit_rlhf.models.attention import AttentionLayout, Scores, layout_inputs
+from lit_rlhf.models.layouts import base_of
 from lit_rlhf.models.segments import Group, SharedPromptLayout
 
 # Prompt tokens of one forward pass: enough to fill the matrix units, few enough to bound the activations.
@@ -27,7 +28,7 @@ class SharedPromptDecoder:
 
     def __init__(self, policy: nn.Module, prompts: Sequence[Sequence[int]], num_samples: int) -> None:
         device = next(policy.parameters()).device
-        self.policy = policy
+        self.model = base_of(policy)  # a sharded one gathers its weights when it is called, inside of peft's it is not
         self.prompts = prompts
         self.cache = GroupCache([len(prompt) for prompt in prompts], num_samples, device)
         self.layout = DecodeLayout(self.cache)
@@ -69,7 +70,7 @@ class SharedPromptDecoder:
 
     def _run(self, ids: Tensor, positions: Tensor, layout: AttentionLayout, keep: Tensor | int) -> Tensor:
         inputs = {"input_ids": ids, "position_ids": positions, "use_cache": False, "logits_to_keep": keep}
-        logits: Tensor = self.policy(**inputs, **layout_inputs(layout, ids)).logits
+        logits: Tensor = self.model(**inputs, **layout_inputs(layout, ids)).logits
         if isinstance(keep, Tensor) and logits.shape[1] != len(keep):  # an architecture that gives all of them
             logits = logits[:, keep]
         return logits

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lit_rlhf.engines.base import Generation, SamplingParams
+from lit_rlhf.engines.base import Generation, SamplingParams, check_request
 from lit_rlhf.engines.cache import fill_gaps
 from lit_rlhf.engines.decoding import Decoder, PaddedDecoder
 from lit_rlhf.engines.randomness import uniforms
@@ -62,11 +62,7 @@ class TransformersEngine:
         """See :class:`lit_rlhf.engines.base.RolloutEngine`."""
         device = next(policy.parameters()).device
         num_rows = len(prompts) * num_samples
-        if len(keys) != num_rows:
-            raise ValueError(f"keys must hold one entry per row: {num_rows}, got {len(keys)}")
-        empty = [index for index, prompt in enumerate(prompts) if len(prompt) == 0]
-        if empty:
-            raise ValueError(f"prompts must have at least one token, these have none: {empty}")
+        check_request(prompts, num_samples, keys)
         stops = _stop_strings(sampling, tokenizer)
         out = _Buffers(num_rows, sampling.max_new_tokens, device)
         uniform = torch.from_numpy(uniforms(keys, sampling.max_new_tokens).T.copy()).to(device)

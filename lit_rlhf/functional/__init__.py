@@ -1,6 +1,7 @@
 """The mathematics: tensors in, tensors out, nothing but ``torch``. Every function cites its equation."""
 
 from lit_rlhf.functional.advantages import dead_groups, group_advantages, group_std, return_to_go_advantages
+from lit_rlhf.functional.bootstrap import bootstrap_interval
 from lit_rlhf.functional.critic import (
     clipped_value_loss,
     clipped_values,
@@ -21,6 +22,7 @@ from lit_rlhf.functional.losses import (
     loss_denominator,
     sequence_ratio,
 )
+from lit_rlhf.functional.majority_vote import majority_vote
 from lit_rlhf.functional.masking import (
     lengths_to_first_eos,
     mask_from_lengths,
@@ -37,6 +39,7 @@ __all__ = [
     "adaptive_kl_coef",
     "aggregate",
     "annealed",
+    "bootstrap_interval",
     "bradley_terry_loss",
     "clipped_policy_loss",
     "clipped_tokens",
@@ -60,6 +63,7 @@ __all__ = [
     "kl_loss",
     "lengths_to_first_eos",
     "loss_denominator",
+    "majority_vote",
     "mask_from_lengths",
     "masked_mean",
     "masked_moments",

@@ -138,8 +138,12 @@ def merged_model(model: nn.Module) -> PreTrainedModel:
     return whole.merge_and_unload(adapter_names=[POLICY_ADAPTER]).to(model.get_base_model().dtype)  # type: ignore[operator]
 
 
-def _adapter_layers(model: nn.Module) -> Iterator[Any]:
-    """The layers of a model that carry adapters, or copies of their own (``modules_to_save``)."""
+def adapter_layers(model: nn.Module) -> Iterator[Any]:
+    """The layers of a model that carry adapters, or copies of their own (``modules_to_save``).
+
+    Args:
+        model: With or without adapters.
+    """
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 
@@ -154,7 +158,7 @@ def active_adapter(model: nn.Module, adapter_name: str) -> Iterator[None]:
         model: A peft model.
         adapter_name: Of the adapter.
     """
-    layers = list(_adapter_layers(model))
+    layers = list(adapter_layers(model))
     before = [layer._active_adapter for layer in layers]
     for layer in layers:
         layer._active_adapter = adapter_name  # set_adapter would also freeze the others
@@ -175,7 +179,7 @@ def checkpoint_contexts(
     Args:
         model: With or without adapters.
     """
-    layer = next(_adapter_layers(model), None)  # each layer of each pass asks: none walks through all of them
+    layer = next(adapter_layers(model), None)  # each layer of each pass asks: none walks through all of them
     recompute = contextlib.nullcontext() if layer is None else active_adapter(model, layer.active_adapters[0])
     return contextlib.nullcontext(), recompute
 

@@ -101,7 +101,7 @@ def memory_of(work: Workload) -> Memory:
         gathered=_gathered(work),
         cache=cache_bytes(work),
         sampling=_sampling(work),
-        gathered_rollout=_cast(work) + (whole_bytes(work) if shards > 1 else 0),
+        gathered_rollout=_gathered_rollout(work),
     )
 
 
@@ -193,6 +193,16 @@ def _gathered(work: Workload) -> int:
         numbers += critic.outside - critic.head + 2 * critic.layer
         gradients += critic.outside - critic.head + 2 * critic.layer
     return (numbers + gradients) * work.weight_bytes
+
+
+def _gathered_rollout(work: Workload) -> int:
+    """All weights at once, or of the largest model two layers and what is outside of them."""
+    if work.placement != "fsdp2" or work.devices == 1:
+        return _cast(work)
+    if not work.sharded_rollouts:
+        return _cast(work) + whole_bytes(work)
+    shapes = [work.shape, *([work.critic_shape] if work.critic_shape else [])]
+    return _cast(work) + max(shape.outside + 2 * shape.layer for shape in shapes) * work.weight_bytes
 
 
 def _cast(work: Workload) -> int:

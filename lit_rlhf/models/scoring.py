@@ -42,6 +42,7 @@ def load_sequence_classifier(
     Raises:
         ConfigurationError: No sequence classifier can be loaded from there, or it is an encoder-decoder.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForSequenceClassification
 
     config = load_config(name_or_path)
@@ -61,7 +62,7 @@ def load_sequence_classifier(
         model, info = AutoModelForSequenceClassification.from_pretrained(
             name_or_path, config=config, output_loading_info=True, **options
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise ConfigurationError(
             f"Cannot load a sequence classifier from {name_or_path!r}. transformers says: {first_line(error)}"
         ) from error

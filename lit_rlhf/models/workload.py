@@ -39,6 +39,7 @@ class Workload:
         block: Completion tokens that the cache grows by.
         placement: On one device, or spread over several.
         devices: All of them.
+        sharded_rollouts: Of weights that FSDP2 shards: a rollout gathers them layer by layer, not all at once.
         cpu: Whether they are CPUs.
     """
 
@@ -63,6 +64,7 @@ class Workload:
     block: int = 256
     placement: Placement = "one"
     devices: int = 1
+    sharded_rollouts: bool = False
     cpu: bool = False
 
     @property

@@ -17,14 +17,17 @@ from lit_rlhf.callbacks.health_monitor import HealthMonitor
 from lit_rlhf.callbacks.run_summary import RunSummary
 from lit_rlhf.callbacks.std_threshold_mask import StdThresholdMask
 from lit_rlhf.callbacks.throughput import Throughput
-from lit_rlhf.errors import ConfigurationError, DivergedError, check_number
+from lit_rlhf.engines.transformers import TransformersEngine
+from lit_rlhf.errors import ConfigurationError, DivergedError, check_choice, check_number
 from lit_rlhf.metrics.iteration import IterationMetrics
 from lit_rlhf.models.forward import completion_outputs
 from lit_rlhf.modules.objective import WEIGHT_MEANS, PolicyObjective
 from lit_rlhf.modules.policy_loss import POLICY_MEANS
 from lit_rlhf.modules.rollout_log import ROLLOUT_MAXIMA, ROLLOUT_MEANS, ROLLOUT_MINIMA, add_rollout, with_reward_std
+from lit_rlhf.strategies import ROLLOUT_WEIGHTS, RolloutWeights, shards_weights
 
 if TYPE_CHECKING:
+    from lit_rlhf.engines.base import RolloutEngine
     from lit_rlhf.models.completions import CompletionOutputs
     from lit_rlhf.rollout.batch import MicroBatch, RolloutBatch
 
@@ -36,15 +39,22 @@ class PolicyModule(PolicyObjective):
         policy: Hub name or folder of the model to train; it is the reference, too.
         max_skipped_steps: An optimizer step with a gradient that is not finite is skipped; after this many in a row the
             run stops with a checkpoint.
+        rollout_weights: Of models that FSDP2 shards: ``whole`` gathers all weights of policy, reference and critic once
+            for each rollout; ``sharded`` gathers them layer by layer in every forward pass of it, which takes no more
+            memory than training and, one token at a time, far longer. The numbers are the same.
         options: Of :class:`~lit_rlhf.modules.objective.PolicyObjective`: the loss, the KL penalty, and what concerns
             the model and the optimizer.
     """
 
     mean_names: tuple[str, ...] = ()
 
-    def __init__(self, policy: str, max_skipped_steps: int = 10, **options: Any) -> None:
+    def __init__(
+        self, policy: str, max_skipped_steps: int = 10, rollout_weights: RolloutWeights = "whole", **options: Any
+    ) -> None:
         super().__init__(policy, **options)
         check_number("max_skipped_steps", max_skipped_steps, minimum=1)
+        check_choice("rollout_weights", rollout_weights, ROLLOUT_WEIGHTS)
+        self.rollout_weights = rollout_weights
         self.max_skipped_steps = max_skipped_steps
         self._skipped_in_a_row = 0
         self._step_is_dead = False
@@ -57,6 +67,7 @@ class PolicyModule(PolicyObjective):
         data = getattr(self.trainer, "datamodule", None)
         if data is None or not hasattr(data, "scorer"):
             raise ConfigurationError(f"{type(self).__name__} trains on a RolloutDataModule; pass it as datamodule=...")
+        self._check_rollout_weights(data.engine)
         self.check_data(data.group_size)
         self.setup_evaluation(data, stage)
         own = (*POLICY_MEANS, *WEIGHT_MEANS, *self.mean_names)
@@ -64,6 +75,14 @@ class PolicyModule(PolicyObjective):
         self.iteration_metrics = IterationMetrics(
             means, ["sampling/log_prob_gap", "policy/first_step_ratio_gap", *ROLLOUT_MAXIMA], ROLLOUT_MINIMA
         )
+
+    def _check_rollout_weights(self, engine: RolloutEngine) -> None:
+        sharded = self.rollout_weights == "sharded" and shards_weights(self.trainer)
+        if sharded and not isinstance(engine, TransformersEngine) and not hasattr(engine, "prepare"):
+            raise ConfigurationError(
+                "rollout_weights: sharded goes with the engines of this library only, but engine is "
+                f"{type(engine).__name__}, which is given whole weights: write rollout_weights: whole"
+            )
 
     def on_fit_start(self) -> None:
         """Silence two warnings of Lightning's that do not apply here."""

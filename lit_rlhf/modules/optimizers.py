@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from lit_rlhf.errors import ConfigurationError
+from lit_rlhf.errors import ConfigurationError, reason_of
 from lit_rlhf.models.quantization import require_bitsandbytes
 
 OptimizerName = Literal["adamw", "adamw_8bit", "paged_adamw_8bit"]
@@ -64,9 +64,8 @@ def check_optimizer(name: OptimizerName, device: torch.device, sharded: bool) ->
     try:
         make_optimizer(name, [trial], lr=1.0).step()
     except Exception as error:  # whatever a build of bitsandbytes lacks for this device
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ConfigurationError(
-            f"optimizer: {name} does not run on {device}, bitsandbytes says: {reason}; write adamw"
+            f"optimizer: {name} does not run on {device}, bitsandbytes says: {reason_of(error)}; write adamw"
         ) from error
     if not bool((trial < 0).all()):
         raise ConfigurationError(f"optimizer: {name} does nothing on {device} with this bitsandbytes; write adamw")

@@ -53,16 +53,17 @@ def add_rollout(metrics: IterationMetrics, rollout: RolloutBatch) -> None:
     lengths = rollout.completion_lengths.float()
     finished = rollout.finished
     group = rollout.group_index
-    dead = dead_groups(rollout.rewards, group, scored)
+    rewards = rollout.task_rewards
+    dead = dead_groups(rewards, group, scored)
     first_rows = _first_rows(group)
     distinct, same_pairs, pairs = group_copies(rollout.completion_ids, rollout.completion_lengths, group)
     repeated, runs = repeated_ngrams(rollout.completion_ids, rollout.completion_lengths)
     means: dict[str, Any] = {
-        "reward": (masked_sum(rollout.task_rewards, scored), scored.sum()),
-        "reward/mean_square": (masked_sum(rollout.task_rewards.double().square(), scored), scored.sum()),
+        "reward": (masked_sum(rewards, scored), scored.sum()),
+        "reward/mean_square": (masked_sum(rewards.double().square(), scored), scored.sum()),
         "reward/missing": ((~scored).sum(), rows),
         "group/effective_ratio": ((~dead[first_rows]).sum(), len(first_rows)),
-        "group/reward_std": (group_std(rollout.rewards, group, scored)[first_rows].sum(), len(first_rows)),
+        "group/reward_std": (group_std(rewards, group, scored)[first_rows].sum(), len(first_rows)),
         "group/distinct": (distinct, len(first_rows)),
         "group/same_pairs": (same_pairs, pairs),
         "completion/length": (lengths.sum(), rows),
@@ -84,8 +85,7 @@ def add_rollout(metrics: IterationMetrics, rollout: RolloutBatch) -> None:
         means["kl/per_token"] = (kl.sum(), rollout.completion_mask.sum())
     maxima, minima = {"completion/max_length": lengths.max()}, {}
     if bool(scored.any()):
-        rewards = rollout.task_rewards[scored]
-        maxima["reward/max"], minima["reward/min"] = rewards.max(), rewards.min()
+        maxima["reward/max"], minima["reward/min"] = rewards[scored].max(), rewards[scored].min()
     metrics.update(means, maxima, minima)
 
 

@@ -136,6 +136,7 @@ class ScoredPolicy(HeldOutEvaluation):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore it; another placement of the KL penalty is another objective and refused."""
+        super().on_load_checkpoint(checkpoint)
         saved = checkpoint.get("lit_rlhf", {})
         placement = saved.get("kl_placement", self.kl_placement)
         if placement != self.kl_placement and self.is_fitting:

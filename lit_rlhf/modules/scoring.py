@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_rlhf.functional.kl import kl_k1
 from lit_rlhf.functional.masking import masked_sum
+from lit_rlhf.strategies import together
 
 if TYPE_CHECKING:
     from lit_rlhf.rollout.batch import RolloutBatch
@@ -20,6 +21,8 @@ def by_parts(
     rollout: RolloutBatch, parts: list[list[int]], forward: Callable[[RolloutBatch], Tensor], extra_columns: int = 0
 ) -> Tensor:
     """Run a no-grad forward pass over a rollout in micro-batches, and put the results back in place.
+
+    Every rank has to take part, if only with no rows.
 
     Args:
         rollout: ``N`` rows of completion width ``T``.
@@ -32,9 +35,10 @@ def by_parts(
     """
     n, width = rollout.completion_ids.shape
     result = torch.zeros(n, width + extra_columns, device=rollout.completion_ids.device)
-    for rows in parts:
-        values = forward(rollout.select(rows).trim())
-        result[torch.tensor(rows, device=result.device), : values.shape[1]] = values
+    with together():
+        for rows in parts:
+            values = forward(rollout.select(rows).trim())
+            result[torch.tensor(rows, device=result.device), : values.shape[1]] = values
     return result
 
 

@@ -150,6 +150,17 @@ class MathAnswer:
         found = extract_answer(completion_text(completion))
         return None if found is None else found.text
 
+    def answer_key(self, completion: Any, **_: Any) -> str | None:
+        r"""What a majority vote counts: the value of a number, else the spelling; ``None`` where there is no answer.
+
+        >>> MathAnswer().answer_key(r"\boxed{18.00}"), MathAnswer().answer_key("so it is 36/2")
+        ('18', '18')
+        """
+        answer = read_answer(completion_text(completion))
+        if answer.value is not None:
+            return str(answer.value)
+        return answer.text or None
+
     def _reward(self, right: bool) -> float:
         return self.correct if right else self.wrong
 

@@ -24,7 +24,8 @@ class RewardFunction(Protocol):
     """A callable that scores completions. A plain function, an ``async`` one or an object with ``__call__``.
 
     It may name only the arguments that it uses. Objects may have a ``name``, and ``required_columns`` where the columns
-    they read do not show in their signature.
+    they read do not show in their signature. A verifier of held-out completions may have an ``answer_key(completion,
+    **columns)``: a hashable value that is equal for equal answers, or ``None`` for none; its answers are voted on.
     """
 
     def __call__(
@@ -130,7 +131,7 @@ def stand_in_for(wrapper: Any, fn: Callable[..., Any]) -> None:
     """
     wrapper.__wrapped__ = fn  # where inspect looks for the signature
     wrapper.name = reward_name(fn)
-    for attribute in ("required_columns", "check_columns", "extracted"):
+    for attribute in ("required_columns", "check_columns", "extracted", "answer_key"):
         if hasattr(fn, attribute):
             setattr(wrapper, attribute, getattr(fn, attribute))
 

@@ -94,6 +94,10 @@ class ReasoningGymAnswer:
         workers = len(_pool().workers)
         return map_in_threads(lambda row: self._score(calls[row]), range(len(calls)), workers, "reasoning-gym answers")
 
+    def answer_key(self, completion: Any, **_: Any) -> str | None:
+        """What a majority vote counts: what the verifier is given of a completion."""
+        return final_answer(completion_text(completion))
+
     def _score(self, call: Call) -> float:
         if call[-1] is None:
             return 0.0

@@ -49,6 +49,10 @@ class ExactMatch:
             for completion, gold in zip(completions, golds, strict=True)
         ]
 
+    def answer_key(self, completion: Any, **_: Any) -> str:
+        """What a majority vote counts: the whole completion, spelled as it is compared."""
+        return self._form(completion_text(completion))
+
     def _form(self, text: str) -> str:
         return " ".join(text.split()).casefold() if self.normalize else text
 

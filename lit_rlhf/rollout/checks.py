@@ -48,6 +48,12 @@ def check_options(data: RolloutDataModule) -> None:
         raise ConfigurationError(f"val_temperature must be 0 (greedy) or positive, got {data.val_temperature}")
     if data.val_samples < 0:
         raise ConfigurationError(f"val_samples must be 0 (greedy only) or positive, got {data.val_samples}")
+    if data.val_confidence is not None and not 0 < data.val_confidence < 1:
+        raise ConfigurationError(
+            f"val_confidence must lie between 0 and 1, such as 0.95 (null for no intervals), got {data.val_confidence}"
+        )
+    if data.val_ratings is not None and data.sources["val"] is None:
+        raise ConfigurationError("val_ratings are ratings of completions of val: set RolloutDataModule(val=...) too")
     for k in data.pass_k:
         if not 1 <= k <= data.val_samples:
             raise ConfigurationError(f"pass_k={k} needs at least {max(k, 1)} val_samples, got {data.val_samples}")

@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.utils.data import DataLoader
 
-from lit_rlhf.data.prompt_datamodule import PromptDataModule
+from lit_rlhf.data.prompt_datamodule import HeldOutSource, PromptDataModule
 from lit_rlhf.data.prompts import PromptDataset
 from lit_rlhf.data.source import PromptSource
-from lit_rlhf.engines.base import RolloutEngine, SamplingParams
-from lit_rlhf.engines.transformers import TransformersEngine
+from lit_rlhf.engines import RolloutEngine, SamplingParams, make_engine
 from lit_rlhf.models.loading import eos_token_ids, ignored_generation_options
 from lit_rlhf.rewards.combine import RewardScorer
 from lit_rlhf.rollout.batch import MicroBatch, RolloutBatch
 from lit_rlhf.rollout.checks import check_lengths, check_options, check_trainer
 from lit_rlhf.rollout.generation import PhaseTimer
+from lit_rlhf.rollout.held_out import held_out_loader
 from lit_rlhf.rollout.identity import data_fingerprint
 from lit_rlhf.rollout.loader import micro_batch_loader
 from lit_rlhf.rollout.pipeline import cut_into_steps, make_rollout
-from lit_rlhf.rollout.sampler import PromptSampler, RankLocalSampler
-from lit_rlhf.rollout.sources import load_split
+from lit_rlhf.rollout.ratings import Ratings
+from lit_rlhf.rollout.sampler import PromptSampler
+from lit_rlhf.rollout.sources import load_part, load_val_ratings
 
 _log = logging.getLogger(__name__)
 
@@ -54,8 +55,8 @@ class RolloutDataModule(PromptDataModule):
         train: Prompts to train on: a jsonl, json, csv, parquet or arrow file, a folder of them or of a Hugging Face
             dataset, a :class:`~lit_rlhf.data.PromptSource`, or an iterable of dictionaries. Columns other than the
             prompt reach the reward functions by name.
-        val: Held-out prompts for ``validate`` and during ``fit``.
-        test: Held-out prompts for ``test`` and ``predict``; ``val`` by default.
+        val: Held-out prompts for ``validate`` and during ``fit``; several data sets as a mapping of names to sources.
+        test: Held-out prompts for ``test`` and ``predict``, the same way; ``val`` by default.
         rewards: Reward functions ``f(prompts, completions, completion_ids, **columns) -> list``.
         reward_weights: One weight per reward function; 1 each by default.
         on_reward_error: ``raise`` stops the run when a reward function raises; ``abstain`` leaves the row out.
@@ -73,7 +74,7 @@ class RolloutDataModule(PromptDataModule):
         micro_batch_tokens: Tokens per forward and backward at most; 16,384 by default. Memory grows with it, speed
             hardly once a few thousand tokens run together, and the gradient does not depend on it.
         micro_batch_size: Completions per forward and backward, instead of ``micro_batch_tokens``.
-        engine: Samples the completions; the policy itself by default.
+        engine: Samples the completions, an engine or its name; the policy itself by default.
         shuffle: Draw the training prompts in a new random order in each pass over them.
         seed: Of prompts and sampling; that of ``seed_everything`` by default, else 0.
         val_samples: Sampled completions per held-out prompt, besides the greedy one.
@@ -83,14 +84,17 @@ class RolloutDataModule(PromptDataModule):
         verifier: Reward function that decides whether a held-out completion is right; the first of ``rewards`` by
             default.
         verifier_threshold: A completion counts as right from this score on.
+        val_confidence: Confidence of the intervals of held-out metrics (bootstrap over prompts); ``None`` for none.
+        val_ratings: People's ratings of completions of ``val``: rows with ``rating``, ``completion``, and ``prompt`` or
+            ``prompt_index``.
         options: Of :class:`~lit_rlhf.data.PromptDataModule`: how rows become prompts.
     """
 
     def __init__(
         self,
         train: str | Path | PromptSource | Sequence[Any] | None = None,
-        val: str | Path | PromptSource | Sequence[Any] | None = None,
-        test: str | Path | PromptSource | Sequence[Any] | None = None,
+        val: HeldOutSource = None,
+        test: HeldOutSource = None,
         rewards: list[Callable[..., Any]] | Callable[..., Any] | None = None,
         reward_weights: list[float] | None = None,
         on_reward_error: Literal["raise", "abstain"] = "raise",
@@ -107,7 +111,7 @@ class RolloutDataModule(PromptDataModule):
         steps_per_pass: int = 1,
         micro_batch_tokens: int | None = None,
         micro_batch_size: int | None = None,
-        engine: RolloutEngine | None = None,
+        engine: RolloutEngine | Literal["transformers", "vllm"] | None = None,
         shuffle: bool = True,
         seed: int | None = None,
         val_samples: int = 8,
@@ -116,6 +120,8 @@ class RolloutDataModule(PromptDataModule):
         val_batch_size: int | None = None,
         verifier: Callable[..., Any] | None = None,
         verifier_threshold: float = 1.0,
+        val_confidence: float | None = 0.95,
+        val_ratings: str | Path | Sequence[Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(train, val, test, **options)
@@ -132,16 +138,19 @@ class RolloutDataModule(PromptDataModule):
         self.steps_per_pass = steps_per_pass
         self.micro_batch_size = micro_batch_size
         self.micro_batch_tokens = micro_batch_tokens
-        self.engine: RolloutEngine = engine or TransformersEngine()
+        self.engine: RolloutEngine = make_engine(engine)
         self.shuffle = shuffle
         self.seed = seed
         self.val_samples = val_samples
         self.pass_k = pass_k if pass_k is not None else [val_samples] if val_samples > 0 else []
         self.val_temperature = temperature if val_temperature is None else val_temperature
         self.val_batch_size = val_batch_size
+        self.val_confidence = val_confidence
+        self.val_ratings = val_ratings
         check_options(self)
 
-        self.prompts: dict[str, PromptDataset] = {}
+        self.prompts: dict[str, PromptDataset] = {}  # by data set: train, val, test, val/<name>, test/<name>
+        self.ratings: Ratings | None = None
         self._prompts_of: str | None = None
         self.sampler: PromptSampler | None = None
         self.iteration = 0
@@ -201,11 +210,13 @@ class RolloutDataModule(PromptDataModule):
         if self._prompts_of != module.model_name:
             self.prompts, self._prompts_of = {}, module.model_name  # ids of another tokenizer
         needed = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("test",)}[stage]
-        for split in needed:
-            if split not in self.prompts and self.sources[split] is not None:
-                self.prompts[split] = load_split(self, split, module)
-        if not any(split in self.prompts for split in needed):
+        parts = [part for split in needed for part in self.parts(split)]
+        for part in parts:
+            if part not in self.prompts:
+                self.prompts[part] = load_part(self, part, module)
+        if not parts:
             check_lengths(None, needed[0], 0, None)
+        self.ratings = load_val_ratings(self, needed[-1])
         if stage == "fit":
             size = len(self.prompts["train"])
             self.sampler = PromptSampler(size, self.prompts_per_iteration, self.seed, self.shuffle)
@@ -258,28 +269,19 @@ class RolloutDataModule(PromptDataModule):
 
     def val_dataloader(self) -> DataLoader | list[DataLoader]:
         """Batches of held-out prompts; empty where there are none."""
-        return self._prompt_loader("val")
+        return self._held_out_loader("val")
 
     def test_dataloader(self) -> DataLoader | list[DataLoader]:
         """Batches of test prompts."""
-        return self._prompt_loader("test")
+        return self._held_out_loader("test")
 
     def predict_dataloader(self) -> DataLoader | list[DataLoader]:
         """Batches of test prompts."""
-        return self._prompt_loader("test")
+        return self._held_out_loader("test")
 
-    def _prompt_loader(self, split: str) -> DataLoader | list[DataLoader]:
-        if split not in self.prompts:
-            return []
+    def _held_out_loader(self, split: str) -> DataLoader | list[DataLoader]:
         assert self.trainer is not None
-        data = self.prompts[split]
-        # No rank repeats another's prompt, so no prompt counts twice.
-        mine = [data[i] for i in range(self.trainer.global_rank, len(data), self.trainer.world_size)]
-        size = self.val_batch_size or max(1, getattr(self.engine, "max_rows", 256) // max(1, self.val_samples))
-        # The same number of batches on every rank: DDP synchronises buffers in each forward, validation's too.
-        most = -(-len(data) // self.trainer.world_size)
-        batches = [mine[start : start + size] for start in range(0, most, size)]
-        return DataLoader(batches, batch_size=None, sampler=RankLocalSampler(batches), num_workers=0)  # type: ignore[arg-type]
+        return held_out_loader(self, split, self.trainer.global_rank, self.trainer.world_size)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Micro-batches go to the device; prompts stay where they are, the engine moves their ids."""

@@ -16,7 +16,7 @@ from lit_rlhf.engines.randomness import row_keys
 from lit_rlhf.engines.stopping import completion_text
 from lit_rlhf.functional.masking import mask_from_lengths
 from lit_rlhf.rollout.batch import RolloutBatch
-from lit_rlhf.strategies import unsharded
+from lit_rlhf.strategies import rollout_weights, together
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,17 +30,17 @@ TRAIN_STREAM, EVALUATION_STREAM, REDRAW_STREAM = 0, 1, 2
 
 @contextlib.contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradients, whole weights; every submodule's mode is afterwards what it was.
+    """Evaluation mode, no gradients, weights as rollouts want them; every submodule's mode is afterwards what it was.
 
     Not inference mode: its tensors could not be used in the training forward.
 
     Args:
-        module: With all its submodules.
+        module: With all its submodules; its ``rollout_weights``, if any, say where sharded weights are meanwhile.
     """
     modes = {child: child.training for child in module.modules()}
     module.eval()
     try:
-        with torch.no_grad(), unsharded(module):
+        with torch.no_grad(), rollout_weights(module, getattr(module, "rollout_weights", "whole")):
             yield
     finally:
         for child, mode in modes.items():
@@ -98,13 +98,18 @@ def sample_completions(
     """
     device = next(policy.parameters()).device
     keys = row_keys(seed, stream, iteration, [prompt.index for prompt in prompts], num_samples)
+    if (prepare := getattr(engine, "prepare", None)) is not None:
+        prepare(policy, tokenizer)
     if prompts:
         ids = [prompt.ids for prompt in prompts]
-        generation = engine.generate(policy, ids, num_samples, sampling, keys, tokenizer)
+        with together():
+            generation = engine.generate(policy, ids, num_samples, sampling, keys, tokenizer)
         prompt_ids, prompt_mask = left_pad(ids, sampling.pad_token_id, device)
         completion_ids, lengths = generation.completion_ids, generation.lengths
         log_probs, finished = generation.log_probs, generation.finished
     else:  # a rank that drew nothing
+        with together():
+            pass
         prompt_ids, prompt_mask = torch.zeros(0, 1, dtype=torch.long, device=device), torch.zeros(0, 1, device=device)
         completion_ids, lengths = prompt_ids, prompt_ids.new_zeros(0)
         log_probs, finished = torch.zeros(0, 1, device=device), torch.zeros(0, dtype=torch.bool, device=device)

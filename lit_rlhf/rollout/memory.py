@@ -75,6 +75,7 @@ def workload(
         block=BLOCK["cpu"] if cpu else BLOCK_ELSEWHERE,
         placement=placement if devices > 1 else "one",
         devices=devices,
+        sharded_rollouts=module.rollout_weights == "sharded",
         cpu=cpu,
     )
 

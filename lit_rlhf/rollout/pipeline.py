@@ -10,7 +10,7 @@ import lightning as L
 import torch
 
 from lit_rlhf.callbacks.rollout import RolloutCallback
-from lit_rlhf.errors import DivergedError, RewardError
+from lit_rlhf.errors import DivergedError, EngineLostError, RewardError
 from lit_rlhf.rollout.batch import RolloutBatch
 from lit_rlhf.rollout.evidence import write_evidence
 from lit_rlhf.rollout.generation import TRAIN_STREAM, evaluation_mode, sample_completions, score_completions
@@ -177,17 +177,21 @@ def all_ranks_or_none(trainer: L.Trainer, what: str = "a reward function") -> It
 
     Raises:
         RewardError: On those ranks.
+        EngineLostError: On all of them, where it was that on one.
     """
     error: Exception | None = None
     try:
         yield
     except Exception as raised:
         error = raised
-    fine = trainer.strategy.reduce_boolean_decision(error is None, all=True)
+    if trainer.strategy.reduce_boolean_decision(error is None, all=True):
+        return
+    if trainer.strategy.reduce_boolean_decision(isinstance(error, EngineLostError), all=False):
+        # All ranks save their state now, which takes all of them.
+        raise EngineLostError(str(error or "the engine was lost on another rank")) from error
     if error is not None:
         raise error
-    if not fine:
-        raise RewardError(f"{what} failed on another rank; its message says which, and where")
+    raise RewardError(f"{what} failed on another rank; its message says which, and where")
 
 
 def _check_finite(rollout: RolloutBatch, trainer: L.Trainer, iteration: int) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from lit_rlhf.errors import DataError, LitRLHFError
 from lit_rlhf.models.loading import context_length
 from lit_rlhf.rollout.checks import check_lengths
+from lit_rlhf.rollout.ratings import Ratings, load_ratings
 
 if TYPE_CHECKING:
     from lit_rlhf.data.prompts import PromptDataset
@@ -17,22 +19,45 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def load_split(data: RolloutDataModule, split: str, module: PolicyModule) -> PromptDataset:
-    """Prompts of a split; whatever is wrong with them is said here.
+def load_part(data: RolloutDataModule, part: str, module: PolicyModule) -> PromptDataset:
+    """Prompts of a data set; whatever is wrong with them is said here, with the name of the set if it has one.
 
     Args:
         data: Names the source and how it is read.
-        split: ``train``, ``val`` or ``test``.
+        part: ``train``, ``val``, ``test``, or one of several sets, such as ``val/sums``.
         module: Its tokenizer and its context length decide.
     """
-    prompts = data.load_prompts(split, module.tokenizer)
-    for scorer in scorers_of(data, split):
-        scorer.check(prompts.columns)
-        if problems := unreadable_golds(scorer, prompts):
-            first = "; ".join(f"{prompts.where(row)}: {problem}" for row, problem in list(problems.items())[:3])
-            _log.warning("%s: %d rows cannot be judged, the first: %s", prompts.name, len(problems), first)
-    check_lengths(prompts, split, data.sampling.max_new_tokens, context_length(module.model_config))
+    split, _, name = part.partition("/")
+    try:
+        prompts = data.load_prompts(part, module.tokenizer)
+        for scorer in scorers_of(data, split):
+            scorer.check(prompts.columns)
+            if problems := unreadable_golds(scorer, prompts):
+                first = "; ".join(f"{prompts.where(row)}: {problem}" for row, problem in list(problems.items())[:3])
+                _log.warning("%s: %d rows cannot be judged, the first: %s", prompts.name, len(problems), first)
+        check_lengths(prompts, split, data.sampling.max_new_tokens, context_length(module.model_config))
+    except LitRLHFError as error:
+        if name:
+            raise type(error)(f"{part}: {error}") from error
+        raise
     return prompts
+
+
+def load_val_ratings(data: RolloutDataModule, split: str) -> Ratings | None:
+    """People's ratings of the held-out completions; none of test prompts that are not those of val.
+
+    Args:
+        data: With the prompts of the split.
+        split: ``val`` or ``test``.
+    """
+    if data.val_ratings is None or data.sources[split] is not data.sources["val"]:
+        return None
+    try:
+        return load_ratings(
+            data.val_ratings, {part.partition("/")[2]: data.prompts[part] for part in data.parts(split)}
+        )
+    except DataError as error:
+        raise DataError(f"val_ratings: {error}") from error
 
 
 def scorers_of(data: RolloutDataModule, split: str) -> list[RewardScorer]:

@@ -8,17 +8,21 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from torch import Tensor, nn
 
 from lit_rlhf.errors import ConfigurationError
+from lit_rlhf.strategies.in_step import announce, gathering_each_pass
 
 if TYPE_CHECKING:
     import lightning as L
     from torch.distributed.device_mesh import DeviceMesh
 
 Result = TypeVar("Result")
+
+RolloutWeights = Literal["whole", "sharded"]
+ROLLOUT_WEIGHTS: tuple[str, ...] = get_args(RolloutWeights)
 
 _INSIDE = "lit_rlhf_inside"
 
@@ -81,7 +85,19 @@ def run_inside(model: nn.Module, function: Callable[[], Result]) -> Result:
             lists or dictionaries of tensors.
     """
     inside: Any = getattr(model, _INSIDE, None)
-    return function() if inside is None else inside(function)
+    if inside is None:
+        return function()
+    announce(model)
+    return inside(function)
+
+
+def is_shard(value: Tensor) -> bool:
+    """Whether a tensor is spread over the ranks, each of which holds a part of it.
+
+    Args:
+        value: Any.
+    """
+    return hasattr(value, "full_tensor")
 
 
 def whole(value: Tensor) -> Tensor:
@@ -120,15 +136,30 @@ def whole_state_dict(model: nn.Module) -> dict[str, Tensor] | None:
 
 
 @contextlib.contextmanager
-def unsharded(model: nn.Module) -> Iterator[None]:
-    """Gather every sharded parameter for the block, so that no forward pass in it has to.
+def rollout_weights(model: nn.Module, kind: RolloutWeights = "whole") -> Iterator[None]:
+    """Where the weights of sharded models are while a rollout samples and scores.
 
     A rollout runs hundreds of forward passes with the same weights, and not the same number on every rank.
 
     Args:
         model: With sharded modules at any depth, or without.
+        kind: ``whole`` gathers every parameter once for the block, so that no forward pass in it has to; ``sharded``
+            gathers one layer after the other in each pass, on all ranks (see
+            :func:`~lit_rlhf.strategies.in_step.together`).
     """
     sharded = _sharded_modules(model)
+    if not sharded:
+        yield
+    elif kind == "whole":
+        with _unsharded(sharded):
+            yield
+    else:
+        with gathering_each_pass(_models(model)):
+            yield
+
+
+@contextlib.contextmanager
+def _unsharded(sharded: list[Any]) -> Iterator[None]:
     for module in sharded:
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
@@ -138,6 +169,15 @@ def unsharded(model: nn.Module) -> Iterator[None]:
         for module in sharded:
             module.set_reshard_after_forward(True, recurse=False)
             module.reshard()
+
+
+def _models(module: nn.Module) -> list[list[Any]]:
+    """Sharded modules by the outermost one that they are in, which is their first."""
+    if found := _sharded_modules(module):
+        if found[0] is module:
+            return [found]
+        return [model for child in module.children() for model in _models(child)]
+    return []
 
 
 def _sharded_modules(model: nn.Module) -> list[Any]:

@@ -167,3 +167,10 @@ def test_no_file_is_too_long():
 
 def test_the_package_is_marked_as_typed():
     assert (PACKAGE / "py.typed").is_file()
+
+
+@pytest.mark.parametrize(
+    "module", ["rollout.evaluation", "rollout.pipeline", "callbacks", "report", "compare", "engines"]
+)
+def test_any_room_may_be_imported_first(module):
+    subprocess.run([sys.executable, "-c", f"import lit_rlhf.{module}"], check=True)

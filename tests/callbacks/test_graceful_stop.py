@@ -13,6 +13,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_rlhf import GRPOModule
 from lit_rlhf.callbacks import GracefulStop, RolloutCallback
+from lit_rlhf.engines import TransformersEngine
+from lit_rlhf.errors import EngineLostError
 
 
 class SignalAt(RolloutCallback):
@@ -88,3 +90,43 @@ def test_outside_of_the_main_thread_signals_are_left_alone(make_trainer, make_da
     thread.join()
     assert trainer.global_step == 1
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+class LostEngine(TransformersEngine):
+    """Is gone from a call on."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def generate(self, *arguments: Any, **options: Any) -> Any:
+        self.calls -= 1
+        if self.calls < 0:
+            raise EngineLostError("nobody answers")
+        return super().generate(*arguments, **options)
+
+
+def test_a_run_that_lost_its_engine_is_saved_and_resumed(
+    make_trainer, make_data, policy_dir, weights, tmp_path, caplog
+):
+    def run(calls: int, path: Any = None) -> Any:
+        torch.manual_seed(1)
+        module = GRPOModule(policy_dir, lr=1e-3)
+        data = make_data(steps_per_pass=2, engine=LostEngine(calls))
+        make_trainer(max_epochs=4).fit(module, data, ckpt_path=path)
+        return module
+
+    whole = run(100)
+    with pytest.raises(EngineLostError, match="nobody answers"):
+        run(3)
+    path = tmp_path / "checkpoints" / "interrupted.ckpt"
+    assert f"stopped at step 6; go on with --ckpt_path {path}" in caplog.text
+    assert torch.equal(weights(run(100, path)), weights(whole))
+
+
+def test_an_engine_that_is_lost_outside_of_training_is_told_and_nothing_is_saved(
+    make_trainer, make_data, policy_dir, rows, tmp_path
+):
+    with pytest.raises(EngineLostError, match="nobody answers"):
+        make_trainer().validate(GRPOModule(policy_dir), make_data(val=rows[:2], engine=LostEngine(0)))
+    assert not list(tmp_path.rglob("*.ckpt"))

@@ -111,6 +111,8 @@ def test_what_was_reached(fit, make_data, capsys, watch, rows, tmp_path):
     for name in ("accuracy", "sampled_accuracy", "pass@2", "reward", "completion_length", "truncated"):
         before, after = module.initial_metrics[f"val/{name}"], watch.final[f"val/{name}"]
         assert f"val/{name} {before:.4g} -> {after:.4g}" in results
+    assert "val/accuracy_low" in watch.final
+    assert "_low" not in results
     generated = sum(int(rollout.completion_lengths.sum()) for rollout in watch.rollouts)
     live = [rollout.select((rollout.advantages != 0).any(dim=1)) for rollout in watch.rollouts]
     trained = sum(int((rows.prompt_lengths + rows.completion_lengths).sum()) for rows in live)

@@ -149,7 +149,9 @@ def test_alone_with_accumulation(make_trainer):
 
 def test_an_endless_run_is_refused_before_a_rollout(make_trainer, make_data, policy_dir):
     data = make_data()
-    with pytest.raises(ConfigurationError, match=r"set the Trainer's max_epochs or max_steps, add TokenBudget, or set WarmupCosine\(total"):
+    with pytest.raises(
+        ConfigurationError, match=r"max_epochs or max_steps, add TokenBudget, or set WarmupCosine\(total"
+    ):
         make_trainer(max_epochs=-1).fit(GRPOModule(policy_dir), data)
     assert data.rollout is None
 

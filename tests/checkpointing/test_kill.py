@@ -138,6 +138,8 @@ def story(folder: Path) -> dict[str, Any]:
         lines = [line for line in file.read_text().splitlines() if line.endswith("]")]
         for line in lines:
             iteration, content = json.loads(line)
+            if iteration >= EPOCHS:  # killed after the last checkpoint: Lightning asks for one more rollout, then stops
+                continue
             assert told.setdefault(f"{file.stem} {iteration}", content) == content, f"{file.stem} {iteration}"
     checkpoint = torch.load(folder / "kept" / "last.ckpt", weights_only=True)
     told["weights"] = checkpoint["state_dict"]

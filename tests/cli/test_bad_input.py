@@ -121,8 +121,8 @@ LINES = {
 RECIPES = {
     "yaml": ("model: [a\ntrainer: {", "line 2: expected ',' or ']'"),
     "tab": ("model:\n\tlr: 3", "line 2: found character"),
-    "list": ("- a\n- b\n", "but this is a list"),
-    "empty": ("", "but this is empty"),
+    "list": ("- a\n- b\n", "but it is a list"),
+    "empty": ("", "but it is empty"),
     "twice": ("model: {}\ndata: {}\nmodel: {}\n", "line 3: the key 'model' stands twice"),
     "key": ("modell: {}\n", "there is no option 'modell'; did you mean 'model'?"),
     "half": ("trainer: {max_epochs: 1}\n", "lit-rlhf fit needs data: and model:"),

@@ -127,6 +127,16 @@ def test_splits_are_told_apart(recipe, check):
     assert "train: " not in only
 
 
+def test_sets_of_held_out_prompts_are_told_apart(recipe, check):
+    Path("more.jsonl").write_text('{"prompt": "2+2=", "gold": 4}\n')
+    code, said = check("-c", recipe(val={"sums": "train.jsonl", "more": "more.jsonl"}))
+    assert code == 1
+    assert "val/sums: train.jsonl\n  rows        6," in said
+    assert "val/more: more.jsonl\n  rows        1," in said
+    assert "REFUSED     Reward `math_answer` needs the column 'answer'" in said
+    assert "test: the prompts of val" in said
+
+
 def test_tokens_outside_the_vocabulary_are_counted(recipe, check):
     said = check("-c", recipe([{"prompt": "2+2=", "answer": 4}, {"prompt": "€+€=", "answer": 4}]))[1]
     assert "unknown     2 tokens in 1 prompts are not in the vocabulary, the first in train.jsonl, line 2" in said

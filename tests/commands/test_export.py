@@ -160,7 +160,8 @@ def test_the_card_says_what_was_done(train, export, tmp_path, policy_dir):
     checkpoint, module = train(kl_coef=0.07)
     export(checkpoint, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    accuracy = module.trainer.callback_metrics["val/accuracy"]
+    metrics = module.trainer.callback_metrics
+    accuracy, low, high = (metrics[f"val/accuracy{end}"] for end in ("", "_low", "_high"))
     best = module.trainer.checkpoint_callback.best_model_score
     for line in (
         "library_name: transformers",
@@ -171,7 +172,7 @@ def test_the_card_says_what_was_done(train, export, tmp_path, policy_dir):
         "| kl_coef | 0.07 |",
         "| group_size | 4 |",
         "| lr | 0.01 |",
-        f"| val/accuracy | {accuracy:.4g} (after step 2) |",
+        f"| val/accuracy | {accuracy:.4g}, {low:.4g} to {high:.4g} (after step 2) |",
         f"| val/accuracy, best of the run | {best:.4g} |",
         f"Policy from `{policy_dir}`.",
     ):

@@ -44,15 +44,20 @@ def llama_70b():
 
 
 def model_of(recipe):
-    name = re.search(r"policy: Qwen/(Qwen2.5-[\d.]+B)-Instruct", recipe.read_text(encoding="utf-8"))
+    text = recipe.read_text(encoding="utf-8")
+    if "policy: meta-llama/Llama-3.3-70B-Instruct" in text:
+        return MODELS / "llama3_70b.json"
+    name = re.search(r"policy: Qwen/(Qwen2.5-[\d.]+B)-Instruct", text)
     return MODELS / f"{name[1].lower().replace('-', '_')}.json"
 
 
 @pytest.mark.parametrize("recipe", REAL, ids=lambda path: str(path.relative_to(ROOT / "recipes")))
 def test_recipes_of_real_size_fit_the_hardware_that_they_name(recipe, plan):
-    hardware = re.search(r"# Hardware  one GPU with (\d+) GB", recipe.read_text(encoding="utf-8"))
-    code, said, table = plan("-c", recipe, "--model-config", model_of(recipe), "--device-memory", hardware[1])
+    hardware = re.search(r"# Hardware  (one GPU|\d+ GPUs) with (\d+) GB", recipe.read_text(encoding="utf-8"))
+    code, said, table = plan("-c", recipe, "--model-config", model_of(recipe), "--device-memory", hardware[2])
     assert code == 0, said
+    count = "one device" if hardware[1] == "one GPU" else f"over {hardware[1].split()[0]} devices"
+    assert count in said
     assert "This recipe fits" in said
     assert table["fits"]["this recipe"] == "yes"
     said_there = re.search(r"# Memory +about (\d+) GiB", recipe.read_text(encoding="utf-8"))
@@ -75,6 +80,29 @@ def test_quickstarts(recipe, plan):
     assert "fits" not in table
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_there_are_recipes_of_three_sizes(algorithm):
+    assert {model_of(recipe).stem for recipe in REAL if recipe.parent.name == algorithm} == {
+        "qwen2.5_0.5b",
+        "qwen2.5_7b",
+        "llama3_70b",
+    }
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_the_recipes_of_70b_as_qlora_on_each_gpu(algorithm, plan):
+    """Their headers name the options and the size."""
+    recipe = ROOT / "recipes" / algorithm / "gsm8k_llama3_70b_lora.yaml"
+    size, options = re.search(
+        r"them on each GPU in 4 bits, (\d+) GiB by `lit-rlhf plan`: (.*)", recipe.read_text()
+    ).groups()
+    words = ["-c", recipe, "--model-config", MODELS / "llama3_70b.json", "--device-memory", 80]
+    code, said, table = plan(*words, *options.split())
+    assert code == 0, said
+    assert "DDP over 8 devices" in said
+    assert round(float(table["peak"]["this recipe"])) == int(size)
+
+
 def test_no_weights_are_loaded_and_nothing_is_written(plan, monkeypatch, tmp_path):
     def refuse(*args, **kwargs):
         raise AssertionError("a model was loaded")
@@ -92,11 +120,22 @@ def test_seventy_billion_parameters_on_eight_gpus(plan):
     assert code == 1
     assert "70,553,706,496 parameters; DDP over 8 devices" in said
     assert "This recipe does NOT fit" in said
-    assert re.search(r"--model.quantization 4bit: \d+\.\d GiB, fits", said)
+    assert re.search(r"-c recipes/trainer/fsdp2.yaml --model.rollout_weights sharded: \d+\.\d GiB, fits", said)
     assert table["fits"]["GRPO QLoRA"] == "yes"
     assert table["fits"]["GRPO full"] == "no"
     assert "peak with FSDP2" in table
     assert table["peak with FSDP2"]["GRPO QLoRA"] == "-"  # bitsandbytes' weights cannot be sharded
+    gathered, sharded = (float(table[row]["GRPO LoRA"]) for row in ("peak with FSDP2", "and sharded rollouts"))
+    assert sharded < 80 < gathered
+    words += ["-c", ROOT / "recipes" / "trainer" / "fsdp2.yaml"]
+    _, said, table = plan(*words)
+    assert "FSDP2 over 8 devices\n" in said
+    assert float(table["peak with sharded rollouts"]["this recipe"]) == sharded
+    code, said, table = plan(*words, "--model.rollout_weights", "sharded")
+    assert code == 0, said
+    assert "FSDP2 over 8 devices, sharded in rollouts too" in said
+    assert float(table["peak"]["this recipe"]) == sharded
+    assert "peak with sharded rollouts" not in table
 
 
 def test_more_devices_are_offered_before_training_less(plan):
@@ -108,11 +147,9 @@ def test_more_devices_are_offered_before_training_less(plan):
     assert [line.partition(":")[0] for line in lines] == [
         "--data.micro_batch_tokens 2048",
         "-c recipes/trainer/fsdp2.yaml",
-        "instead",
-        "--model.lora_rank 16 --model.dtype bfloat16",
+        "--model.rollout_weights sharded",
     ]
-    assert lines[2].endswith("16 devices with -c recipes/trainer/fsdp2.yaml, fits")
-    assert lines[3].endswith("GiB, fits")
+    assert lines[2].endswith("GiB, fits")
 
 
 def test_a_fragment_shards_what_it_shards(plan):
@@ -155,11 +192,13 @@ def test_each_change_is_one_that_the_recipe_can_take(llama_70b):
         "--data.micro_batch_tokens 2048",
         "max_rows: 64 of data.engine, a TransformersEngine",
         "-c recipes/trainer/fsdp2.yaml",
+        "--model.rollout_weights sharded",
         "--model.lora_rank 16 --model.dtype bfloat16 --model.critic adapter",
         "--model.quantization 4bit --trainer.strategy ddp",  # FSDP2 cannot shard its weights
     ]
-    peaks = [memory_of(work).peak, *(memory_of(changed).peak for _, changed in offered)]
+    *peaks, quantised = [memory_of(work).peak, *(memory_of(changed).peak for _, changed in offered)]
     assert peaks == sorted(peaks, reverse=True)
+    assert peaks[-3] > quantised > peaks[-1]  # whole on each device, it is no smaller than an eighth in 16 bits
     alone = [name for name, _ in changes(replace(work, placement="one", devices=1))]
     assert "--model.quantization 4bit" in alone
     assert "-c recipes/trainer/fsdp2.yaml" not in alone
@@ -169,6 +208,7 @@ def test_the_fewest_devices(llama_70b):
     work = Workload(llama_70b, reference="copy", checkpointing=True, tokens=2048, rows=64, prompts=8)
     # Whole weights of policy and reference are gathered for a rollout: 526 GiB on each device.
     assert fewest_devices(work, 80 * GIB) is None
+    assert fewest_devices(replace(work, sharded_rollouts=True), 80 * GIB) == 64
     devices = fewest_devices(work, 640 * GIB)
     assert devices is not None
     fits, fewer = (memory_of(replace(work, placement="fsdp2", devices=n)).peak for n in (devices, devices // 2))

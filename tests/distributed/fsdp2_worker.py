@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from lit_rlhf import GRPOModule, PPOModule, RolloutDataModule
+from lit_rlhf.callbacks import RolloutCallback
 from lit_rlhf.strategies import whole
 
 SCENARIOS: dict[str, tuple[type, dict[str, Any]]] = {
@@ -25,6 +26,14 @@ SCENARIOS: dict[str, tuple[type, dict[str, Any]]] = {
     "ppo-shared": (PPOModule, {"critic": "shared"}),
     "ppo-lora": (PPOModule, {"lora_rank": 2, "critic": "adapter"}),
 }
+# The same runs, with weights that stay sharded in rollouts.
+SHARDED_ROLLOUTS = ["grpo", "grpo-lora", "ppo", "ppo-lora"]
+SCENARIOS.update(
+    {
+        f"{name}-sharded": (SCENARIOS[name][0], SCENARIOS[name][1] | {"rollout_weights": "sharded"})
+        for name in SHARDED_ROLLOUTS
+    }
+)
 ROWS = [
     {"prompt": f"{a}+{b}=", "answer": str(a + b)}
     for a, b in [(1, 2), (30, 4), (12, 345), (7, 7), (99, 1), (5, 60), (8, 8)]
@@ -39,12 +48,16 @@ def rewards(prompts: list[str], completions: list[str], **columns: Any) -> list[
     ]
 
 
-class Record(L.Callback):
-    """Keeps what the optimizer was given, and ends the run early if told to."""
+class Record(RolloutCallback):
+    """Keeps what the optimizer was given and how rollouts found the weights; ends the run early if told to."""
 
     def __init__(self, stop_after: int | None) -> None:
         self.stop_after = stop_after
         self.gradients: list[torch.Tensor] = []
+        self.sharded_in_rollouts: set[bool] = set()
+
+    def on_rewards_end(self, trainer: L.Trainer, module: L.LightningModule, rollout: Any) -> None:
+        self.sharded_in_rollouts |= {hasattr(p, "full_tensor") for p in module.parameters()}
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
         grads = [whole(p.grad).flatten() for p in pl_module.policy.parameters() if p.grad is not None]
@@ -115,6 +128,7 @@ def fit(
     times = ("time/", "memory/", "per_second")
     return {
         "gradients": record.gradients,
+        "sharded_in_rollouts": list(record.sharded_in_rollouts),
         "weights": torch.cat([whole(p.detach()).flatten().clone() for p in module.policy.parameters()]),
         "metrics": {
             name: float(value)

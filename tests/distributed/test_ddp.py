@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lit_rlhf import GRPOModule, PPOModule, RolloutBatch, RolloutDataModule
-from lit_rlhf.callbacks import RolloutCallback
+from lit_rlhf.callbacks import EvaluationWriter, RolloutCallback
 
 pytestmark = pytest.mark.distributed
 
@@ -41,6 +41,7 @@ class Recorder(RolloutCallback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.record["weights"] = torch.cat([p.detach().flatten() for p in pl_module.policy.parameters()])
+        self.record["before training"] = pl_module.initial_metrics
         self.record["metrics"] = {name: float(value) for name, value in trainer.callback_metrics.items()}
         torch.save(self.record, self.folder / f"rank{trainer.global_rank}.pt")
 
@@ -62,13 +63,14 @@ def run(folder: Path, policy: str, rows: Any, rewards: Any, devices: int, **opti
     epochs = options.pop("max_epochs", 1)
     algorithm = options.pop("algorithm", GRPOModule)
     defaults = {"prompts_per_iteration": 5, "group_size": 4, "max_new_tokens": 6, "seed": 2, "micro_batch_size": 4}
-    data = RolloutDataModule(rows, val=rows[:5], rewards=rewards, val_samples=2, **{**defaults, **options})
+    defaults |= {"val": rows[:5], "val_samples": 2}
+    data = RolloutDataModule(rows, rewards=rewards, **{**defaults, **options})
     trainer = L.Trainer(
         accelerator="cpu",
         devices=devices,
         strategy="ddp_fork" if devices > 1 else "auto",
         max_epochs=epochs,
-        callbacks=[Recorder(folder)],
+        callbacks=[Recorder(folder), EvaluationWriter(str(folder / "evaluation"))],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -122,6 +124,38 @@ def test_a_rank_without_a_prompt(tmp_path, policy_dir, rows, digits):
     expected = single["gradients"][0]
     assert (ranks[1]["gradients"][0] - expected).norm() <= 1e-6 * expected.norm()
     assert ranks[0]["metrics"]["val/accuracy"] == single["metrics"]["val/accuracy"]
+
+
+class Vote:
+    """Finds completions right that begin with a 1; the first character is the answer."""
+
+    def __call__(self, completions: list[str]) -> list[float]:
+        return [float(text.startswith("1")) for text in completions]
+
+    def answer_key(self, completion: str, **columns: Any) -> str:
+        return completion[:1]
+
+
+def test_held_out_prompts_count_once_on_one_rank_or_two(tmp_path, policy_dir, rows, digits):
+    """Sets of five prompts and of one: ranks with three, two, one and no prompt. Not a digit may differ."""
+    ratings = [{"set": "a", "prompt_index": n, "completion": str(n), "rating": n} for n in range(5)]
+    options = {
+        "val": {"a": rows[:5], "b": rows[5:]},
+        "val_batch_size": 2,
+        "verifier": Vote(),
+        "val_samples": 4,
+        "pass_k": [1, 2, 4],
+        "val_ratings": ratings,
+    }
+    (single,) = run(tmp_path / "one", policy_dir, rows, [digits], 1, **options)
+    ranks = run(tmp_path / "two", policy_dir, rows, [digits], 2, **options)
+    before = single["before training"]
+    assert {"val/accuracy_low", "val/a/maj@4", "val/b/pass@2_high", "val/verifier", "val/human_rated"} <= before.keys()
+    assert [rank["before training"] for rank in ranks] == [before, before]
+    names = [f"val-00000000-{name}.jsonl" for name in ("a", "b")]
+    one, two = ([(tmp_path / where / "evaluation" / name).read_bytes() for name in names] for where in ("one", "two"))
+    assert [content.count(b"\n") for content in one] == [5, 1]
+    assert one == two
 
 
 @pytest.mark.parametrize("critic", ["own", "shared"])

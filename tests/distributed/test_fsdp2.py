@@ -80,3 +80,15 @@ def test_two_ranks_do_what_one_does(runs):
     resumed = sharded["resumed"]
     assert (resumed["weights"] == whole["weights"]).all()
     assert resumed["tokens"] == whole["tokens"]
+
+
+@pytest.mark.parametrize("name", fsdp2_worker.SHARDED_ROLLOUTS)
+def test_rollouts_of_sharded_weights_are_the_same_to_the_bit(name, sharded_runs):
+    gathered, sharded = (
+        torch.load(sharded_runs / f"{name}{kind}.pt", weights_only=True)["whole"] for kind in ("", "-sharded")
+    )
+    assert gathered["sharded_in_rollouts"] == [False]
+    assert sharded["sharded_in_rollouts"] == [True]
+    assert sharded["tokens"] == gathered["tokens"]
+    assert sharded["metrics"] == gathered["metrics"]
+    assert torch.equal(sharded["weights"], gathered["weights"])

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.distributed
 SECONDS = 400  # all runs of a strategy take about half a minute; a rank that is left alone waits for half an hour
 
 
-@pytest.fixture(scope="module", params=["ddp", "fsdp2"])
+@pytest.fixture(scope="module", params=["ddp", "fsdp2", "fsdp2-sharded"])
 def runs(request: Any, policy_dir: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What each of two ranks found in each scenario, one after the other: starting the processes takes longest."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -24,7 +24,7 @@ def test_two_ranks_do_what_one_does(tmp_path, policy_dir, rows, digits, module):
     (single,) = run(tmp_path / "one", policy_dir, rows, [digits], 1, module=module)
     ranks = run(tmp_path / "two", policy_dir, rows, [digits], 2, module=module)
     expected = single["gradients"][0]
-    # A sequence's weight is the exponential of a sum of log-prob differences: it carries the rounding of all its tokens.
+    # A sequence's weight is the exponential of a sum of log-prob differences, with the rounding of all its tokens.
     bound = 2e-6 if "sampling_correction" in module else 1e-6
     for rank in ranks:
         assert (rank["gradients"][0] - expected).norm() <= bound * expected.norm()

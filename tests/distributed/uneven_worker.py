@@ -73,7 +73,7 @@ def run(strategy: str, scenario: str, policy: str, folder: str) -> dict[str, Any
     """Two iterations; what came of them on this rank.
 
     Args:
-        strategy: ``ddp`` or ``fsdp2``.
+        strategy: ``ddp``, ``fsdp2`` or ``fsdp2-sharded``, whose weights stay sharded in rollouts.
         scenario: Of :data:`SCENARIOS`.
         policy: Its folder.
         folder: For whatever the run writes.
@@ -88,7 +88,7 @@ def run(strategy: str, scenario: str, policy: str, folder: str) -> dict[str, Any
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2,
-        strategy=kinds[strategy](),
+        strategy=kinds[strategy.removesuffix("-sharded")](),
         max_epochs=2,
         logger=False,
         callbacks=[count],
@@ -102,14 +102,16 @@ def run(strategy: str, scenario: str, policy: str, folder: str) -> dict[str, Any
         **{"train": ROWS, "prompts_per_iteration": 5, "val_samples": 2, **options},
         rewards=[Rewards(1 if failing == "reward" else None)],
         verifier=Rewards(1) if failing == "verifier" else None,
-        engine=FailingEngine() if failing == "sampling" else None,
+        # A prompt after the other: two ranks run different numbers of them, of different lengths.
+        engine=FailingEngine() if failing == "sampling" else TransformersEngine(max_rows=4),
         group_size=4,
         max_new_tokens=6,
         micro_batch_size=4,
         seed=2,
     )
     try:
-        trainer.fit(GRPOModule(policy, lr=1e-3), data)
+        weights = "sharded" if strategy.endswith("-sharded") else "whole"
+        trainer.fit(GRPOModule(policy, lr=1e-3, rollout_weights=weights), data)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     values = {name: float(value) for name, value in trainer.callback_metrics.items() if "val/" in name}

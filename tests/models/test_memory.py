@@ -233,3 +233,16 @@ def test_a_reward_model_is_counted_without_its_weights():
     shape = shape_of(TINY)
     assert numbers == shape.parameters - shape.head + shape.hidden
     assert linear == shape.linear_numbers
+
+
+@pytest.mark.parametrize("critic", [None, "own"])
+def test_sharded_rollouts_gather_no_more_than_two_layers_and_what_is_outside(critic):
+    shape = published("llama3_70b")
+    work = Workload(shape, reference="copy", critic=critic, placement="fsdp2", devices=8)
+    gathered, sharded = memory_of(work), memory_of(replace(work, sharded_rollouts=True))
+    assert gathered.gathered_rollout == whole_bytes(work)
+    assert sharded.gathered_rollout == 4 * (shape.outside + 2 * shape.layer)
+    assert sharded == replace(gathered, gathered_rollout=sharded.gathered_rollout)
+    for placement, devices in (("ddp", 8), ("fsdp2", 1)):  # nothing is sharded
+        alone = replace(work, placement=placement, devices=devices)
+        assert memory_of(alone) == memory_of(replace(alone, sharded_rollouts=True))

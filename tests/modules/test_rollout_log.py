@@ -74,6 +74,7 @@ def test_the_deviation_is_of_rewards_before_they_were_normalised(fit, watch):
     fit(None, [Give(given), NormalizeRewards(over="batch")], max_epochs=1)
     assert watch.rollouts[0].rewards.std(correction=0).item() == pytest.approx(1.0, abs=1e-3)
     assert watch.final["reward/std"] == pytest.approx(float(torch.tensor(given).std(correction=0)))
+    assert watch.final["group/reward_std"] == pytest.approx(watch.final["reward/std"]), "every group has these four"
 
 
 def test_unscored_rewards_are_in_none_of_them(fit, watch):

@@ -91,7 +91,8 @@ def test_every_logged_metric_is_in_the_glossary(short_run):
     table = pd.read_csv(short_run[0] / "csv" / "version_0" / "metrics.csv")
     glossary = (ROOT / "docs" / "grpo.md").read_text(encoding="utf-8")
     names = {name for name in table if name not in ("epoch", "step")}
-    names = {"reward/<name>" if name == "reward/math_answer" else name.replace("pass@8", "pass@k") for name in names}
+    names = {name.replace("reward/math_answer", "reward/<name>") for name in names}
+    names = {name.replace("pass@8", "pass@k").replace("maj@8", "maj@n") for name in names}
     assert {name for name in names if f"`{name}`" not in glossary} == set()
 
 

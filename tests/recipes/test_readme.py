@@ -10,6 +10,7 @@ import pytest
 
 from lit_rlhf.cli import LitRLHFCLI
 from lit_rlhf.commands import find_command
+from lit_rlhf.compare import ComparisonRuns
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -52,9 +53,13 @@ def test_a_python_block_runs(code, tree, run_python):
 
 
 @pytest.mark.parametrize("line", list(command_lines()))
-def test_a_command_line_parses(line, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
+def test_a_command_line_parses(line, tree, monkeypatch, capsys):
+    monkeypatch.chdir(tree if " compare " in line else ROOT)
     monkeypatch.setattr("sys.argv", ["lit-rlhf"])
+    monkeypatch.setattr(ComparisonRuns, "run", lambda *args, **options: None)  # takes minutes
+    monkeypatch.setattr(
+        "lit_rlhf.commands.report.write_report", lambda folder, *args, **options: Path(folder)
+    )  # of a run to come
     args = shlex.split(line, comments=True)[1:]
     if command := find_command(args):
         command()

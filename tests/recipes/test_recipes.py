@@ -16,7 +16,8 @@ from lit_rlhf.rewards import MathAnswer
 
 ROOT = Path(__file__).parents[2]
 FRAGMENTS = sorted((ROOT / "recipes" / "trainer").glob("*.yaml"))
-RECIPES = sorted(path for path in (ROOT / "recipes").rglob("*.yaml") if path not in FRAGMENTS)
+COMPARISONS = sorted((ROOT / "recipes" / "compare").glob("*.yaml"))
+RECIPES = sorted(path for path in (ROOT / "recipes").rglob("*.yaml") if path not in (*FRAGMENTS, *COMPARISONS))
 QUICKSTART = ROOT / "recipes" / "quickstart" / "grpo.yaml"
 
 
@@ -50,7 +51,7 @@ def header(path):
 
 def test_there_are_recipes():
     assert QUICKSTART in RECIPES
-    names = {"cpu", "one_gpu", "ddp", "fsdp2", "multinode", "lora", "qlora"}
+    names = {"cpu", "one_gpu", "ddp", "fsdp2", "multinode", "lora", "qlora", "vllm"}
     assert {path.stem for path in FRAGMENTS} >= names
 
 
@@ -70,13 +71,13 @@ def test_a_recipe_parses_and_is_what_it_prints(path, printed, tmp_path):
 
 
 @pytest.mark.parametrize("path", FRAGMENTS, ids=short)
-def test_a_fragment_changes_trainer_or_model_and_nothing_else(path, printed):
+def test_a_fragment_changes_one_part_and_nothing_else(path, printed):
     given = yaml.safe_load(path.read_text(encoding="utf-8"))
     (part,) = given
-    assert part in ("trainer", "model")
+    assert part in ("trainer", "model", "data")
     plain, layered = yaml.safe_load(printed(QUICKSTART)), yaml.safe_load(printed(QUICKSTART, path))
-    options = given["trainer"] if part == "trainer" else given["model"]["init_args"]
-    before, after = (c["trainer"] if part == "trainer" else c["model"]["init_args"] for c in (plain, layered))
+    options = given["trainer"] if part == "trainer" else given[part]["init_args"]
+    before, after = (c["trainer"] if part == "trainer" else c[part]["init_args"] for c in (plain, layered))
     for name, value in options.items():
         given_there = after.pop(name)
         if isinstance(value, dict):  # a class: the options that the fragment leaves out have defaults
@@ -88,7 +89,7 @@ def test_a_fragment_changes_trainer_or_model_and_nothing_else(path, printed):
     assert layered == plain
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=short)
+@pytest.mark.parametrize("path", [*RECIPES, *COMPARISONS], ids=short)
 def test_a_recipe_says_what_it_needs(path):
     text = "\n".join(header(path))
     for word in ("Hardware", "Time", "Command", "Expected"):
@@ -111,7 +112,7 @@ MADE = {
     **{f"recipes/grpo/data/gsm8k_{split}.jsonl": "recipes/grpo/make_gsm8k.py" for split in ("train", "val", "test")},
 }
 # Names on the Hugging Face hub, for the recipes of real size.
-ON_THE_HUB = {"Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-7B-Instruct"}
+ON_THE_HUB = {"Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-7B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"}
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=short)

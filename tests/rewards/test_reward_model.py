@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,14 @@ def test_a_language_model_is_no_reward_model() -> None:
         RewardModel(base)
     with pytest.raises(ConfigurationError, match=r"no trained sequence classifier: it lacks score\.weight"):
         RewardModel(base, label=0)(["1+1="], ["2"])
+
+
+def test_a_damaged_file_is_named(make_classifier: Callable[..., str], tmp_path: Path) -> None:
+    folder = shutil.copytree(make_classifier(), tmp_path / "damaged")
+    (weights,) = folder.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(ConfigurationError, match="damaged"):
+        RewardModel(str(folder))(["1+1="], ["2"])
 
 
 def test_what_cannot_work_is_said_before_the_weights_are_loaded(tmp_path: Path) -> None:

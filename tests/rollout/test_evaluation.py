@@ -114,7 +114,8 @@ def test_no_samples(make_trainer, make_data, policy_dir, held_out):
         make_trainer, GRPOModule(policy_dir), make_data(None, val=held_out, verifier=verifier, val_samples=0)
     )
     assert len(verifier.calls) == 1
-    assert set(results) == {f"val/{name}" for name in ("accuracy", "completion_length", "truncated", "reward")}
+    names = ("accuracy", "accuracy_low", "accuracy_high", "completion_length", "truncated", "reward")
+    assert set(results) == {f"val/{name}" for name in (*names, "verifier", "verifier_low", "verifier_high")}
 
 
 def test_where_the_verifier_abstains_nothing_is_right(make_trainer, make_data, policy_dir, held_out):

@@ -129,3 +129,9 @@ def test_the_peak_is_near_what_is_measured(scenario):
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["expected"] == found["exact"]
     assert 0.9 * found["peak"] <= found["estimate"] <= 1.4 * found["peak"]
+
+
+def test_a_module_says_whether_rollouts_are_sharded(work_of):
+    where = {"placement": "fsdp2", "devices": 2}
+    assert not work_of(**where).sharded_rollouts
+    assert work_of(rollout_weights="sharded", **where).sharded_rollouts
