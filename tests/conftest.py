@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,16 @@ def make_trainer(tmp_path: Path) -> Callable[..., L.Trainer]:
         return L.Trainer(**{**defaults, **options})
 
     return make
+
+
+@pytest.fixture
+def fsdp2_of_one() -> Iterator[Any]:
+    """The strategy for a process of its own; Lightning leaves its process group behind."""
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    yield ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=1, process_group_backend="gloo")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 class Watch(RolloutCallback):

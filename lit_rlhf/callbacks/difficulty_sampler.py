@@ -73,6 +73,11 @@ class DifficultySampler(RolloutCallback):
         if stage != "fit":
             return
         data = trainer.datamodule  # type: ignore[attr-defined]
+        if data.staleness:
+            raise ConfigurationError(
+                "DifficultySampler draws prompts by what the iteration before has shown, staleness: 1 draws them "
+                "before it is over: leave out one of the two"
+            )
         names = data.scorer.names
         if self.reward is not None and self.reward not in names:
             raise ConfigurationError(

@@ -68,8 +68,9 @@ class Throughput(L.Callback):
         values["tokens/forwarded"] = forwarded
         if forwarded:
             values["tokens/padding"] = padding / forwarded
+        # Of what is sampled ahead only the wait is measured, which says nothing about the engine.
         for name, count, phase in (
-            ("generated", generated, "generation"),
+            ("generated", 0 if data.staleness else generated, "generation"),
             ("rewarded", generated, "rewards"),
             ("scored", scored, "reference"),
             ("trained", trained, "training"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
@@ -123,5 +123,45 @@ class RolloutEngine(Protocol):
             sampling: How.
             keys: ``(B * G,)`` uint64, one per row: all the randomness of that row (see ``engines.randomness``).
             tokenizer: Needed only where ``sampling.stop`` is set.
+        """
+        ...
+
+
+class PendingGeneration(Protocol):
+    """Completions that are being sampled elsewhere."""
+
+    def result(self) -> Generation:
+        """Wait for them."""
+        ...
+
+    def cancel(self) -> None:
+        """Nobody wants them any more."""
+        ...
+
+
+@runtime_checkable
+class AheadEngine(RolloutEngine, Protocol):
+    """An engine on devices of its own, which can sample while the policy learns."""
+
+    def start(
+        self,
+        policy: nn.Module,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: SamplingParams,
+        keys: np.ndarray,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> PendingGeneration:
+        """Begin what :meth:`generate` does, with the weights of this moment, and return at once.
+
+        Every process calls it, also one without prompts. Afterwards the policy may change.
+
+        Args:
+            policy: As in :meth:`generate`; so are all others.
+            prompts: Token ids of ``B`` prompts.
+            num_samples: ``G``.
+            sampling: How.
+            keys: ``(B * G,)``.
+            tokenizer: For stop strings.
         """
         ...

@@ -78,6 +78,10 @@ class HeldOutEvaluation(CausalLMModule):
         """Know how far the policy is that is evaluated."""
         self._loaded_step = checkpoint.get("global_step")
 
+    def on_validation_epoch_start(self) -> None:
+        """Let an engine that is at work for the next iteration finish: its weights are about to be replaced."""
+        self._rollout_data.ahead.wait(self.trainer)
+
     def validation_step(self, batch: HeldOutBatch, batch_idx: int) -> Evaluated:  # type: ignore[override]
         """Complete and judge a batch of held-out prompts."""
         return self._evaluate(batch)

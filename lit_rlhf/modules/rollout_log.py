@@ -35,6 +35,7 @@ ROLLOUT_MEANS = (
     "policy/first_step_ratio_gap_mean",
     "sampling/log_prob_gap_mean",
     "sampling/entropy",
+    "sampling/staleness",
 )
 ROLLOUT_MAXIMA = ("reward/max", "completion/max_length")
 ROLLOUT_MINIMA = ("reward/min",)
@@ -78,6 +79,8 @@ def add_rollout(metrics: IterationMetrics, rollout: RolloutBatch) -> None:
     for place, name in enumerate(rollout.reward_names):
         values = rollout.reward_components[:, place]
         means[f"reward/{name}"] = (values.nan_to_num(0.0).sum(), (~values.isnan()).sum())
+    if rollout.staleness is not None:
+        means["sampling/staleness"] = (rollout.staleness.sum(), rows)
     if rollout.ref_log_probs is not None:
         kl = rollout_kl(rollout)
         assert kl is not None

@@ -100,7 +100,8 @@ class ScoredPolicy(HeldOutEvaluation):
 
     def _old_log_probs(self, rollout: RolloutBatch, parts: list[list[int]]) -> Tensor:
         """The engine's own where they were found to equal the training forward's, else a pass of that forward."""
-        if self.log_prob_gap is not None and self.log_prob_gap <= LOG_PROB_TOLERANCE:
+        on_policy = rollout.staleness is None
+        if on_policy and self.log_prob_gap is not None and self.log_prob_gap <= LOG_PROB_TOLERANCE:
             return rollout.sampling_log_probs
         return self._policy_log_probs(self.policy, rollout, parts)
 

@@ -38,10 +38,12 @@ class RolloutBatch:
         temperature: Sampling temperature; log-probs are taken at it.
         kl_coef: The one coefficient of this rollout.
         outcome_mask: ``(N,)`` bool, rows that were given a reward for the whole completion; ``None``: all scored ones.
+        staleness: ``(N,)`` int64 iterations between the weights that sampled and those that learn; ``None``: 0 for all.
         token_rewards: ``(N, T)`` float32 rewards of single tokens, whose sums are part of ``rewards``; ``None`` where
             no reward function gives such.
         raw_rewards: ``(N,)`` the task reward as it was given, where ``rewards`` was replaced by its standard scores.
-        old_log_probs: ``(N, T)`` under the policy that sampled; ``None`` where the ratio is 1 by construction.
+        old_log_probs: ``(N, T)`` under the policy before its first step on these rows; ``None`` where the ratio is 1 by
+            construction.
         ref_log_probs: ``(N, T)`` under the reference; ``None`` without one.
         advantages: ``(N, T)`` float32, set by the module.
         loss_weights: ``(N, T)`` float32 weights of the tokens in the surrogate; ``None`` where all are 1.
@@ -68,6 +70,7 @@ class RolloutBatch:
     temperature: float = 1.0
     kl_coef: float = 0.0
     outcome_mask: Tensor | None = field(default=None, metadata=_PER_ROW)
+    staleness: Tensor | None = field(default=None, metadata=_PER_ROW)
     token_rewards: Tensor | None = field(default=None, metadata=_PER_ROW)
     raw_rewards: Tensor | None = field(default=None, metadata=_PER_ROW)
     old_log_probs: Tensor | None = field(default=None, metadata=_PER_ROW)

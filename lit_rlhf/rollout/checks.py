@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
+from lit_rlhf.engines.base import AheadEngine
 from lit_rlhf.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -42,6 +43,13 @@ def check_options(data: RolloutDataModule) -> None:
             f"steps_per_pass={data.steps_per_pass} optimizer steps cannot share "
             f"prompts_per_iteration={data.prompts_per_iteration} prompts; at most one step per prompt"
         )
+    if data.staleness not in (0, 1):
+        raise ConfigurationError(f"staleness must be 0 or 1, got {data.staleness}")
+    if data.staleness and not isinstance(data.engine, AheadEngine):
+        raise ConfigurationError(
+            f"staleness: 1 samples while the policy learns, but {type(data.engine).__name__} samples on the policy's "
+            "own devices: use lit_rlhf.engines.VLLMServers, or leave staleness out"
+        )
     if data.seed is not None and data.seed < 0:
         raise ConfigurationError(f"seed must be 0 or positive, got {data.seed}")
     if data.val_temperature < 0:
@@ -77,6 +85,11 @@ def check_trainer(data: RolloutDataModule, trainer: L.Trainer) -> int | None:
         raise ConfigurationError(
             f"RolloutDataModule makes rollouts for PPOModule and GRPOModule; {type(module).__name__} learns from "
             "another one (SFTModule: SupervisedDataModule, RewardModelModule: PreferenceDataModule)"
+        )
+    if data.staleness and module.sampling_correction == "off":
+        raise ConfigurationError(
+            "staleness: 1 learns from what older weights have sampled, which only sampling_correction makes up for: "
+            "set the module's sampling_correction to token_truncate (or another one of docs/variants.md)"
         )
     if data.sources["train"] is None:
         raise ConfigurationError("fit needs training prompts: set RolloutDataModule(train=...)")

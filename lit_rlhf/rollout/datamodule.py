@@ -18,6 +18,7 @@ from lit_rlhf.data.source import PromptSource
 from lit_rlhf.engines import RolloutEngine, SamplingParams, make_engine
 from lit_rlhf.models.loading import eos_token_ids, ignored_generation_options
 from lit_rlhf.rewards.combine import RewardScorer
+from lit_rlhf.rollout.ahead import Ahead
 from lit_rlhf.rollout.batch import MicroBatch, RolloutBatch
 from lit_rlhf.rollout.checks import check_lengths, check_options, check_trainer
 from lit_rlhf.rollout.generation import PhaseTimer
@@ -75,6 +76,8 @@ class RolloutDataModule(PromptDataModule):
             hardly once a few thousand tokens run together, and the gradient does not depend on it.
         micro_batch_size: Completions per forward and backward, instead of ``micro_batch_tokens``.
         engine: Samples the completions, an engine or its name; the policy itself by default.
+        staleness: 1 samples the next iteration's completions while the policy learns from this one's: with weights of
+            one iteration ago, on servers of their own (``docs/vllm.md``). 0 samples with those of the moment.
         shuffle: Draw the training prompts in a new random order in each pass over them.
         seed: Of prompts and sampling; that of ``seed_everything`` by default, else 0.
         val_samples: Sampled completions per held-out prompt, besides the greedy one.
@@ -112,6 +115,7 @@ class RolloutDataModule(PromptDataModule):
         micro_batch_tokens: int | None = None,
         micro_batch_size: int | None = None,
         engine: RolloutEngine | Literal["transformers", "vllm"] | None = None,
+        staleness: Literal[0, 1] = 0,
         shuffle: bool = True,
         seed: int | None = None,
         val_samples: int = 8,
@@ -139,6 +143,7 @@ class RolloutDataModule(PromptDataModule):
         self.micro_batch_size = micro_batch_size
         self.micro_batch_tokens = micro_batch_tokens
         self.engine: RolloutEngine = make_engine(engine)
+        self.staleness = staleness
         self.shuffle = shuffle
         self.seed = seed
         self.val_samples = val_samples
@@ -155,6 +160,7 @@ class RolloutDataModule(PromptDataModule):
         self.sampler: PromptSampler | None = None
         self.iteration = 0
         self.rollout: RolloutBatch | None = None
+        self.ahead = Ahead()
         self.timer = PhaseTimer()
         self.sampled_tokens = 0
         self.drawn_prompts = 0
@@ -195,6 +201,7 @@ class RolloutDataModule(PromptDataModule):
             # Of a run of its own: nothing of an earlier fit with this DataModule is left.
             self.iteration, self.rollout, self._loader = self.trainer.current_epoch, None, None
             self._drawn = self._to_draw = 0
+            self.ahead.drop()
             self.micro_batches = check_trainer(self, self.trainer)
             if self.sampling.restricted:
                 _log.warning(
@@ -230,6 +237,7 @@ class RolloutDataModule(PromptDataModule):
 
     def teardown(self, stage: str) -> None:
         """Give the Trainer back as it came, so that it can be used again."""
+        self.ahead.drop()
         for name, value in self._trainer_options.items():
             setattr(self.trainer, name, value)
         self._trainer_options = {}
@@ -290,12 +298,14 @@ class RolloutDataModule(PromptDataModule):
     # State: everything else follows from the iteration's number
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of iterations drawn."""
-        return {"iteration": self.iteration}
+        """The number of iterations drawn, and completions that were sampled ahead."""
+        ahead = self.ahead.state_dict()
+        return {"iteration": self.iteration, **({"ahead": ahead} if ahead else {})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue with the next iteration."""
         self.iteration = int(state_dict["iteration"])
+        self.ahead.load_state_dict(state_dict.get("ahead", {}))
 
     def fingerprint(self) -> dict[str, Any]:
         """What :class:`~lit_rlhf.callbacks.ResumeGuard` compares."""

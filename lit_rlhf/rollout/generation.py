@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from lit_rlhf.engines.base import RolloutEngine, SamplingParams
+from lit_rlhf.engines.base import Generation, RolloutEngine, SamplingParams
 from lit_rlhf.engines.decoding import left_pad
 from lit_rlhf.engines.randomness import row_keys
 from lit_rlhf.engines.stopping import completion_text
@@ -96,23 +96,52 @@ def sample_completions(
     Returns:
         ``B * G`` rows on the policy's device, the rows of a prompt together.
     """
-    device = next(policy.parameters()).device
     keys = row_keys(seed, stream, iteration, [prompt.index for prompt in prompts], num_samples)
     if (prepare := getattr(engine, "prepare", None)) is not None:
         prepare(policy, tokenizer)
-    if prompts:
-        ids = [prompt.ids for prompt in prompts]
-        with together():
+    with together():  # on a rank that drew nothing, too
+        if prompts:
+            ids = [prompt.ids for prompt in prompts]
             generation = engine.generate(policy, ids, num_samples, sampling, keys, tokenizer)
-        prompt_ids, prompt_mask = left_pad(ids, sampling.pad_token_id, device)
-        completion_ids, lengths = generation.completion_ids, generation.lengths
-        log_probs, finished = generation.log_probs, generation.finished
-    else:  # a rank that drew nothing
-        with together():
-            pass
-        prompt_ids, prompt_mask = torch.zeros(0, 1, dtype=torch.long, device=device), torch.zeros(0, 1, device=device)
-        completion_ids, lengths = prompt_ids, prompt_ids.new_zeros(0)
-        log_probs, finished = torch.zeros(0, 1, device=device), torch.zeros(0, dtype=torch.bool, device=device)
+        else:
+            generation = no_completions(next(policy.parameters()).device)
+    return unscored_rollout(generation, tokenizer, prompts, group_index, num_samples, sampling)
+
+
+def no_completions(device: torch.device) -> Generation:
+    """What there is where there are no prompts.
+
+    Args:
+        device: Of its tensors.
+    """
+    ids = torch.zeros(0, 1, dtype=torch.long, device=device)
+    return Generation(ids, ids[:, 0], ids.float(), ids[:, 0].bool())
+
+
+def unscored_rollout(
+    generation: Generation,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    group_index: Sequence[int],
+    num_samples: int,
+    sampling: SamplingParams,
+) -> RolloutBatch:
+    """Completions with their prompts and texts.
+
+    Args:
+        generation: ``B * G`` rows.
+        tokenizer: The policy's.
+        prompts: ``B`` prompts that they were sampled from.
+        group_index: ``B`` numbers, unique over the ranks of this iteration.
+        num_samples: ``G``.
+        sampling: How they were sampled.
+    """
+    completion_ids, lengths = generation.completion_ids, generation.lengths
+    device = completion_ids.device
+    if prompts:
+        prompt_ids, prompt_mask = left_pad([prompt.ids for prompt in prompts], sampling.pad_token_id, device)
+    else:
+        prompt_ids, prompt_mask = completion_ids[:0], torch.zeros(0, 1, device=device)
     rows = len(prompts) * num_samples
     texts = [
         completion_text(tokenizer, row[:length], sampling.stop)
@@ -128,10 +157,10 @@ def sample_completions(
         completion_ids=completion_ids,
         completion_lengths=lengths,
         completion_mask=mask_from_lengths(lengths, completion_ids.shape[1]),
-        finished=finished,
+        finished=generation.finished,
         group_index=per_row(group_index),
         prompt_index=per_row([prompt.index for prompt in prompts]),
-        sampling_log_probs=log_probs,
+        sampling_log_probs=generation.log_probs,
         rewards=torch.zeros(rows, device=device),
         scored_mask=torch.zeros(rows, dtype=torch.bool, device=device),
         reward_components=torch.zeros(rows, 0, device=device),

@@ -9,7 +9,7 @@ from lit_rlhf.checkpointing.fingerprint import prompts_identity
 if TYPE_CHECKING:
     from lit_rlhf.rollout.datamodule import RolloutDataModule
 
-_OPTIONS = ("seed", "shuffle", "prompts_per_iteration", "group_size", "passes", "steps_per_pass")
+_OPTIONS = ("seed", "shuffle", "prompts_per_iteration", "group_size", "passes", "steps_per_pass", "staleness")
 _SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "stop")
 
 

@@ -13,11 +13,18 @@ from lit_rlhf.callbacks.rollout import RolloutCallback
 from lit_rlhf.errors import DivergedError, EngineLostError, RewardError
 from lit_rlhf.rollout.batch import RolloutBatch
 from lit_rlhf.rollout.evidence import write_evidence
-from lit_rlhf.rollout.generation import TRAIN_STREAM, evaluation_mode, sample_completions, score_completions
+from lit_rlhf.rollout.generation import (
+    TRAIN_STREAM,
+    evaluation_mode,
+    sample_completions,
+    score_completions,
+    unscored_rollout,
+)
 from lit_rlhf.rollout.loader import MicroBatches, share_over_ranks
 from lit_rlhf.rollout.plan import ForwardCost, StepPlan, plan_steps
 
 if TYPE_CHECKING:
+    from lit_rlhf.data.prompts import Prompt
     from lit_rlhf.modules.base import PolicyModule
     from lit_rlhf.rollout.datamodule import RolloutDataModule
 
@@ -39,7 +46,14 @@ def make_rollout(data: RolloutDataModule, trainer: L.Trainer, iteration: int) ->
     mine = range(trainer.global_rank, len(drawn), trainer.world_size)
     # The precision of the training forward; Lightning sets it for the steps only.
     with evaluation_mode(module), trainer.precision_plugin.forward_context():
-        rollout = draw_groups(data, trainer, iteration, [drawn[number] for number in mine], list(mine))
+        prompts = [data.prompts["train"][drawn[number]] for number in mine]
+        rollout = _taken(data, trainer, iteration, prompts, list(mine)) if data.staleness else None
+        if rollout is None:
+            rollout = _sampled(data, trainer, iteration, prompts, list(mine), TRAIN_STREAM)
+        if data.staleness:
+            with data.timer("generation"), all_ranks_or_none(trainer, "sampling"):
+                data.ahead.begin(data, trainer, iteration + 1)
+        rollout = _scored(data, trainer, iteration, prompts, rollout)
         rollout = _call_hooks("on_rewards_end", trainer, rollout, last=True)
         with data.timer("reference"):
             parts = [part for step in _plan(data, module, rollout, passes=1) for part in step]
@@ -55,7 +69,7 @@ def draw_groups(
     iteration: int,
     places: Sequence[int],
     group_index: Sequence[int],
-    stream: int = TRAIN_STREAM,
+    stream: int,
 ) -> RolloutBatch:
     """Sample and score completions of prompts; ``on_rewards_end`` of all callbacks but those that run last is done.
 
@@ -72,10 +86,23 @@ def draw_groups(
     Returns:
         ``B * G`` rows, or what the callbacks leave of them.
     """
+    prompts = [data.prompts["train"][place] for place in places]
+    rollout = _sampled(data, trainer, iteration, prompts, group_index, stream)
+    return _scored(data, trainer, iteration, prompts, rollout)
+
+
+def _sampled(
+    data: RolloutDataModule,
+    trainer: L.Trainer,
+    iteration: int,
+    prompts: Sequence[Prompt],
+    group_index: Sequence[int],
+    stream: int,
+) -> RolloutBatch:
+    """Completions of prompts, with the weights of this moment."""
     module: PolicyModule = trainer.lightning_module  # type: ignore[assignment]
     assert data.seed is not None
     assert module.policy is not None
-    prompts = [data.prompts["train"][place] for place in places]
     with data.timer("generation"), all_ranks_or_none(trainer, "sampling"):
         rollout = sample_completions(
             module.policy,
@@ -89,6 +116,28 @@ def draw_groups(
             iteration,
             stream,
         )
+    return rollout.replace(staleness=torch.zeros_like(rollout.group_index)) if data.staleness else rollout
+
+
+def _taken(
+    data: RolloutDataModule, trainer: L.Trainer, iteration: int, prompts: Sequence[Prompt], group_index: Sequence[int]
+) -> RolloutBatch | None:
+    """Completions that were begun while the iteration before was learned from, if they were."""
+    module: PolicyModule = trainer.lightning_module  # type: ignore[assignment]
+    with data.timer("generation"), all_ranks_or_none(trainer, "sampling"):
+        generation = data.ahead.take(data, iteration, prompts, module.device)
+    # All ranks have the same of a run; of a checkpoint that is not this run's perhaps not.
+    if not trainer.strategy.reduce_boolean_decision(generation is not None, all=True):
+        return None
+    assert generation is not None
+    rollout = unscored_rollout(generation, module.tokenizer, prompts, group_index, data.group_size, data.sampling)
+    return rollout.replace(staleness=torch.full_like(rollout.group_index, data.staleness))
+
+
+def _scored(
+    data: RolloutDataModule, trainer: L.Trainer, iteration: int, prompts: Sequence[Prompt], rollout: RolloutBatch
+) -> RolloutBatch:
+    """With rewards; ``on_rewards_end`` of all callbacks but those that run last is done."""
     _check_finite(rollout, trainer, iteration)
     data.sampled_tokens += int(rollout.completion_lengths.sum())
     with data.timer("rewards"), all_ranks_or_none(trainer):

@@ -5,6 +5,7 @@ import json
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lit_rlhf.compare import ComparisonRuns, arm_recipes
@@ -56,13 +57,13 @@ FAILS = {
 }
 
 
-def metrics(folder: Path) -> dict[int, dict[str, str]]:
-    """What was logged, times and memory aside."""
-    found: dict[int, dict[str, str]] = {}
+def metrics(folder: Path) -> dict[int, dict[str, float]]:
+    """What was logged, times and memory aside; in float32, which the values of a sanity check are not yet."""
+    found: dict[int, dict[str, float]] = {}
     for file in sorted(folder.rglob("metrics.csv")):
         for row in csv.DictReader(file.open()):
             kept = {
-                name: value
+                name: float(np.float32(value))
                 for name, value in row.items()
                 if value and not name.startswith(("time/", "memory/")) and "per_second" not in name
             }

@@ -62,6 +62,7 @@ def run(folder: Path, policy: str, rows: Any, rewards: Any, devices: int, **opti
     module_options = {"lr": 1e-4, "kl_coef": 0.1, **options.pop("module", {})}
     epochs = options.pop("max_epochs", 1)
     algorithm = options.pop("algorithm", GRPOModule)
+    ckpt_path, callbacks = options.pop("ckpt_path", None), options.pop("callbacks", [])
     defaults = {"prompts_per_iteration": 5, "group_size": 4, "max_new_tokens": 6, "seed": 2, "micro_batch_size": 4}
     defaults |= {"val": rows[:5], "val_samples": 2}
     data = RolloutDataModule(rows, rewards=rewards, **{**defaults, **options})
@@ -70,14 +71,14 @@ def run(folder: Path, policy: str, rows: Any, rewards: Any, devices: int, **opti
         devices=devices,
         strategy="ddp_fork" if devices > 1 else "auto",
         max_epochs=epochs,
-        callbacks=[Recorder(folder), EvaluationWriter(str(folder / "evaluation"))],
+        callbacks=[Recorder(folder), EvaluationWriter(str(folder / "evaluation")), *callbacks],
         logger=False,
-        enable_checkpointing=False,
+        enable_checkpointing=bool(callbacks),
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=str(folder),
     )
-    trainer.fit(algorithm(policy, **module_options), data)
+    trainer.fit(algorithm(policy, **module_options), data, ckpt_path=ckpt_path)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(devices)]
 
 

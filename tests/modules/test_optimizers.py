@@ -8,7 +8,6 @@ import bitsandbytes
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.strategies import ModelParallelStrategy
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from lit_rlhf import GRPOModule
@@ -73,11 +72,10 @@ def test_no_pages_on_a_cpu(make_trainer, make_data, policy_dir):
     assert module.policy is None
 
 
-def test_no_sharded_weights(make_trainer, make_data, policy_dir):
-    strategy = ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=1, process_group_backend="gloo")
+def test_no_sharded_weights(make_trainer, make_data, policy_dir, fsdp2_of_one):
     module = GRPOModule(policy_dir, optimizer="adamw_8bit")
     with pytest.raises(ConfigurationError, match="optimizer: adamw_8bit cannot update weights that are sharded"):
-        make_trainer(strategy=strategy).fit(module, make_data())
+        make_trainer(strategy=fsdp2_of_one).fit(module, make_data())
     assert module.policy is None
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -143,11 +142,10 @@ def test_what_cannot_be(policy_dir, options, message):
         GRPOModule(policy_dir, **options)
 
 
-def test_weights_in_bits_are_not_sharded(make_trainer, make_data, policy_dir):
-    strategy = ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=1, process_group_backend="gloo")
+def test_weights_in_bits_are_not_sharded(make_trainer, make_data, policy_dir, fsdp2_of_one):
     module = GRPOModule(policy_dir, lora_rank=4, quantization="4bit")
     with pytest.raises(ConfigurationError, match="quantization: 4bit cannot go with ModelParallelStrategy"):
-        make_trainer(strategy=strategy).fit(module, make_data())
+        make_trainer(strategy=fsdp2_of_one).fit(module, make_data())
     assert module.policy is None
 
 

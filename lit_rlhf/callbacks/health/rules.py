@@ -34,8 +34,8 @@ DEFAULT_RULES: tuple[HealthRule, ...] = (
     ),
     HealthRule(
         *("sampler_gap", "sampling/log_prob_gap_mean", "above", 0.05),
-        "The engine's log-probs are not the trained policy's: it may sample with stale weights, another precision, or "
-        "another temperature. What is learned is then off-policy.",
+        "The engine's log-probs are not the trained policy's: it may sample with stale weights (staleness: 1 does), "
+        "another precision, or another temperature. What is learned is then off-policy.",
     ),
     HealthRule(
         *("near_zero_loss", "loss/share", "below", 0.05),

@@ -130,7 +130,7 @@ class Rows:
                 self._changed.wait(1.0)
                 silent = time.monotonic() - self._last_answer
                 if self._reason and not self._preparing and patience is not None and silent > patience:
-                    raise EngineLostError(f"no vLLM server has answered for {silent:.0f} s: {self._reason}")
+                    self.fail(EngineLostError(f"no vLLM server has answered for {silent:.0f} s: {self._reason}"))
         if self._error is not None:
             raise self._error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import threading
 import time
@@ -13,11 +15,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from lit_rlhf.engines.base import Generation, SamplingParams, check_request
+from lit_rlhf.engines.base import Generation, PendingGeneration, SamplingParams, check_request
 from lit_rlhf.engines.vllm.adapter import adapter_room
+from lit_rlhf.engines.vllm.draw import Draw
 from lit_rlhf.engines.vllm.files import WeightFiles
 from lit_rlhf.engines.vllm.replica import Replica, ReplicaLostError
-from lit_rlhf.engines.vllm.requests import as_generation
 from lit_rlhf.engines.vllm.rows import Rows
 from lit_rlhf.engines.vllm.weights import is_sharded, same_base, weights_version
 from lit_rlhf.errors import ConfigurationError, EngineError, check_choice, check_number
@@ -85,6 +87,7 @@ class VLLMServers:
         self._replicas = [Replica(url, timeout) for url in self.urls]
         self._files = WeightFiles(weights_dir)
         self._writing = threading.Lock()
+        self._ahead: Draw | None = None
 
     @torch.no_grad()
     def generate(
@@ -97,26 +100,61 @@ class VLLMServers:
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> Generation:
         """See :class:`lit_rlhf.engines.base.RolloutEngine`."""
-        check_request(prompts, num_samples, keys)
-        if sampling.stop and tokenizer is None:
-            raise ConfigurationError("stop strings need the policy's tokenizer")
         # Only :meth:`prepare` is called on all processes, without which shards cannot be read.
         version = self._files.version if is_sharded(policy) else self._version(policy)
         assert version is not None
+        self._finish_other(version)
+        return self._draw(policy, prompts, num_samples, sampling, keys, tokenizer, version).result()
+
+    @torch.no_grad()
+    def start(
+        self,
+        policy: nn.Module,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: SamplingParams,
+        keys: np.ndarray,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> PendingGeneration:
+        """Sample while the policy learns; see :class:`lit_rlhf.engines.base.AheadEngine`."""
+        version = self._version(policy)
+        self._finish_other(version)
+        # Now, and not once a server asks for them: they are about to change.
+        if _distributed():
+            self._files.write(policy, version, keep=torch.distributed.get_rank() == 0)
+            self._files.share()
+        else:
+            self._files.write(policy, version)
+        self._ahead = self._draw(policy, prompts, num_samples, sampling, keys, tokenizer, version)
+        return self._ahead
+
+    def _finish_other(self, version: str) -> None:
+        """Servers have one version at a time: what is being sampled with another one has to be done first."""
+        if self._ahead is not None and self._ahead.version != version:
+            with contextlib.suppress(Exception):  # is raised where its result is asked for
+                self._ahead.wait()
+            self._ahead = None
+
+    def _draw(
+        self,
+        policy: nn.Module,
+        prompts: Sequence[Sequence[int]],
+        num_samples: int,
+        sampling: SamplingParams,
+        keys: np.ndarray,
+        tokenizer: PreTrainedTokenizerBase | None,
+        version: str,
+    ) -> Draw:
+        check_request(prompts, num_samples, keys)
+        if sampling.stop and tokenizer is None:
+            raise ConfigurationError("stop strings need the policy's tokenizer")
         rows = Rows([list(prompt) for prompt in prompts for _ in range(num_samples)], keys.tolist())
         keepers = [
-            threading.Thread(target=self._keep_busy, args=(replica, rows, policy, version, sampling), daemon=True)
+            functools.partial(self._keep_busy, replica, rows, policy, version, sampling)
             for replica in (self._replicas if prompts else [])
         ]
-        for keeper in keepers:
-            keeper.start()
-        try:
-            rows.wait(self.patience if self.on_lost == "stop" else None)
-        finally:
-            rows.close()
-        for keeper in keepers:
-            keeper.join()  # one that brings a server to these weights may not do so when there are newer ones
-        return as_generation(rows.answers(), version, sampling, next(policy.parameters()).device)
+        patience = self.patience if self.on_lost == "stop" else None
+        return Draw(rows, version, sampling, next(policy.parameters()).device, keepers, patience)
 
     @torch.no_grad()
     def prepare(self, policy: nn.Module, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
@@ -207,9 +245,7 @@ class VLLMServers:
 
     def _left_to_rank_zero(self, replica: Replica, version: str) -> bool:
         """Whether the first of several trainers brings a server up to date, for which the others wait a while."""
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return False
-        if torch.distributed.get_rank() == 0:
+        if not _distributed() or torch.distributed.get_rank() == 0:
             return False
         end = time.monotonic() + self.patience
         while time.monotonic() < end:
@@ -217,3 +253,7 @@ class VLLMServers:
                 return True
             time.sleep(0.2)
         return False  # it may have no rows in this draw, and hence no reason to look
+
+
+def _distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

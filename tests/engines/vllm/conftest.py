@@ -13,6 +13,7 @@ import torch
 from lit_rlhf import GRPOModule, RolloutDataModule
 from lit_rlhf.rewards import MathAnswer
 from tests.engines.vllm.server import Server
+from tests.engines.vllm.stand import Stand
 
 ROOT = Path(__file__).parents[3]
 
@@ -38,7 +39,14 @@ class History(L.Callback):
 def quickstart(make_trainer: Any) -> Callable[..., tuple[GRPOModule, History]]:
     """Train the quickstart's base for a few iterations with an engine."""
 
-    def run(engine: Any, iterations: int, ckpt_path: str | None = None, callbacks: Any = (), **module: Any) -> Any:
+    def run(
+        engine: Any,
+        iterations: int,
+        ckpt_path: str | None = None,
+        callbacks: Any = (),
+        staleness: Any = 0,
+        **module: Any,
+    ) -> Any:
         grpo = GRPOModule(str(ROOT / "checkpoints" / "arithmetic"), **{"lr": 3e-4, **module})
         data = RolloutDataModule(
             ROOT / "recipes" / "quickstart" / "data" / "train.jsonl",
@@ -48,9 +56,12 @@ def quickstart(make_trainer: Any) -> Callable[..., tuple[GRPOModule, History]]:
             max_new_tokens=8,
             seed=1,
             engine=engine,
+            staleness=staleness,
         )
         history = History()
-        trainer = make_trainer(max_epochs=iterations, callbacks=[history, *callbacks])
+        trainer = make_trainer(
+            max_epochs=iterations, callbacks=[history, *callbacks], enable_checkpointing=bool(callbacks)
+        )
         trainer.fit(grpo, data, ckpt_path=ckpt_path)
         return grpo, history
 
@@ -78,3 +89,13 @@ def arithmetic_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
         yield server
     finally:
         server.kill()
+
+
+@pytest.fixture
+def stands() -> Iterator[list[Stand]]:
+    """Two servers that stand in for vLLM."""
+    made = [Stand(), Stand()]
+    yield made
+    for stand in made:
+        stand.shutdown()
+        stand.server_close()
