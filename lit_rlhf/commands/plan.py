@@ -44,13 +44,22 @@ _PHASES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("reward model", "reward_model"),
             ("gradients", "gradients"),
             ("optimizer moments", "optimizer"),
+            ("vLLM", "engine"),
         ),
     ),
     (
         "training",
         (("activations", "activations"), ("vocabulary tiles", "vocabulary"), ("gathered weights", "gathered")),
     ),
-    ("rollout", (("KV cache", "cache"), ("sampling", "sampling"), ("gathered weights", "gathered_rollout"))),
+    (
+        "rollout",
+        (
+            ("KV cache", "cache"),
+            ("sampling", "sampling"),
+            ("gathered weights", "gathered_rollout"),
+            ("vLLM", "engine_rollout"),
+        ),
+    ),
 )
 
 
@@ -89,6 +98,8 @@ def main(args: Sequence[str]) -> None:
         precision=str(trainer.get("precision") or "32-true"),
         cpu=trainer.get("accelerator") == "cpu",
     )
+    if options.device_memory is not None:
+        work = replace(work, device_bytes=round(options.device_memory * GIB))
     name = options.model_config or recipe.module.model_name
     console = Console(highlight=False, markup=False)
     for line in _heading(work, name, source):
@@ -153,6 +164,11 @@ def _heading(work: Workload, name: str, source: str) -> Iterator[str]:
         f"training: up to {work.tokens:,} tokens at once{again}; rollout: {work.rows:,} completions at once, prompts "
         f"up to {work.prompt_length:,} tokens ({source}), completions up to {work.new_tokens:,}"
     )
+    if work.sampler == "servers":
+        yield "sampled by servers elsewhere, whose memory is not counted"
+    elif work.sampler == "vllm":
+        share = "" if work.cpu else f", which takes {work.sampler_share:g} of its memory (gpu_memory_utilization)"
+        yield f"sampled by vLLM on the same device{share}" + " and sleeps between rollouts" * work.sampler_sleeps
 
 
 def _table(works: Mapping[str, Workload], budget: float | None) -> Table:

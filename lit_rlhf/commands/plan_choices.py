@@ -60,9 +60,12 @@ def changes(work: Workload) -> Iterator[tuple[str, Workload]]:
     if tokens < work.tokens:
         work = replace(work, tokens=tokens)
         yield f"--data.micro_batch_tokens {tokens}", work
+    if work.sampler == "vllm" and not work.sampler_sleeps and not work.cpu:
+        work = replace(work, sampler_sleeps=True)
+        yield "sleep: true of data.engine", work
     group = work.rows // work.prompts
     rows = max(group, min(work.rows, _FEW_ROWS) // group * group)
-    if rows < work.rows:
+    if rows < work.rows and work.sampler == "policy":
         work = replace(work, rows=rows, prompts=rows // group)
         yield f"max_rows: {rows} of data.engine, a TransformersEngine", work
     for change, sharded in _sharded(work):

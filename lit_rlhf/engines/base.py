@@ -103,6 +103,7 @@ class RolloutEngine(Protocol):
 
     An engine that keeps weights of its own may also have a method ``prepare(policy, tokenizer)``. It is called before
     each :meth:`generate`, and on every process, also on one without prompts: there sharded weights can be gathered.
+    One that needs another package may have ``check_installed()``, which is called before any model is loaded.
     """
 
     def generate(

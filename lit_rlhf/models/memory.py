@@ -8,7 +8,7 @@ half as many activations again. Measured on a CPU; what differs elsewhere is not
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lit_rlhf.functional.vocabulary import CPU_TILE_BYTES, KEPT_BYTES, TILE_BYTES
 from lit_rlhf.models.shape import ModelShape
@@ -21,6 +21,8 @@ _MOMENTS_8BIT = 2 * (1 + 4 / 256)
 _FLOAT32_KEPT = 3
 # Prompt tokens of one pass of the engine, and numbers that its sampler handles at once.
 _PREFILL_TOKENS, _SAMPLED_NUMBERS, _SAMPLED_NUMBERS_CPU = 8192, 2**28, 2**20
+# Tokens of one block of vLLM's cache, and the size of the whole cache on a CPU.
+_ENGINE_BLOCK, _CPU_ENGINE_CACHE = 16, GIB
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Memory:
         cache: Keys and values of the completions that are sampled at once.
         sampling: Logits and attention of one token of each of them.
         gathered_rollout: Weights that are made whole, or cast, for a rollout.
+        engine: What vLLM has on the same device, for as long as the run lasts.
+        engine_rollout: The same, for a rollout only.
     """
 
     weights: int
@@ -54,11 +58,14 @@ class Memory:
     cache: int
     sampling: int
     gathered_rollout: int
+    engine: int = 0
+    engine_rollout: int = 0
 
     @property
     def resident(self) -> int:
         """There all the time."""
-        return self.weights + self.reference + self.critic + self.reward_model + self.gradients + self.optimizer
+        learned = self.weights + self.critic + self.gradients + self.optimizer
+        return learned + self.reference + self.reward_model + self.engine
 
     @property
     def training(self) -> int:
@@ -68,7 +75,7 @@ class Memory:
     @property
     def rollout(self) -> int:
         """In a rollout."""
-        return self.resident + self.cache + self.sampling + self.gathered_rollout
+        return self.resident + self.cache + self.sampling + self.gathered_rollout + self.engine_rollout
 
     @property
     def peak(self) -> int:
@@ -89,6 +96,7 @@ def memory_of(work: Workload) -> Memory:
     if work.optimizer != "adamw":
         numbers = work.adapter_numbers * (1 + (work.critic == "adapter")) + work.critic_backbone
         moments = round(_MOMENTS_8BIT * (numbers if work.lora_rank else numbers + work.shape.parameters))
+    samples, engine = work.sampler == "policy", _engine(work)
     return Memory(
         weights=_share(work.base_bytes + adapter, shards),
         reference=_share(_reference_bytes(work), shards),
@@ -99,9 +107,11 @@ def memory_of(work: Workload) -> Memory:
         activations=_activations(work),
         vocabulary=_vocabulary(work),
         gathered=_gathered(work),
-        cache=cache_bytes(work),
-        sampling=_sampling(work),
+        cache=cache_bytes(work) if samples else 0,
+        sampling=_sampling(work) if samples else 0,
         gathered_rollout=_gathered_rollout(work),
+        engine=0 if work.sampler_sleeps else engine,
+        engine_rollout=engine if work.sampler_sleeps else 0,
     )
 
 
@@ -133,6 +143,15 @@ def cache_bytes(work: Workload) -> int:
     blocks = math.ceil(work.new_tokens / work.block)
     tokens = work.prompts * work.prompt_length + work.rows * blocks * work.block
     return tokens * work.shape.keys_and_values * work.compute_bytes
+
+
+def _engine(work: Workload) -> int:
+    """Of vLLM on the same device: its share, and at least all weights and the keys and values of the rows."""
+    if work.sampler != "vllm":
+        return 0
+    cache = _CPU_ENGINE_CACHE if work.cpu else cache_bytes(replace(work, block=_ENGINE_BLOCK))
+    needed = work.shape.parameters * work.weight_bytes + cache
+    return needed if work.cpu else max(needed, round(work.sampler_share * work.device_bytes))
 
 
 def token_activations(work: Workload, shape: ModelShape) -> int:

@@ -41,6 +41,10 @@ class Workload:
         devices: All of them.
         sharded_rollouts: Of weights that FSDP2 shards: a rollout gathers them layer by layer, not all at once.
         cpu: Whether they are CPUs.
+        sampler: The policy itself, ``vllm`` beside it on the same device, or ``servers`` on others.
+        sampler_share: Of a device's memory, which vLLM takes whatever it needs.
+        sampler_sleeps: vLLM gives it back between rollouts.
+        device_bytes: Of each device, where that is known.
     """
 
     shape: ModelShape
@@ -66,6 +70,10 @@ class Workload:
     devices: int = 1
     sharded_rollouts: bool = False
     cpu: bool = False
+    sampler: Literal["policy", "vllm", "servers"] = "policy"
+    sampler_share: float = 0.0
+    sampler_sleeps: bool = False
+    device_bytes: int = 0
 
     @property
     def mixed(self) -> bool:

@@ -196,6 +196,8 @@ class RolloutDataModule(PromptDataModule):
         module: PolicyModule = self.trainer.lightning_module  # type: ignore[assignment]
         if self.seed is None:
             self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
+        if (check_installed := getattr(self.engine, "check_installed", None)) is not None:
+            check_installed()
         if stage == "fit":
             self._trainer_options = {name: getattr(self.trainer, name) for name in _SET_DURING_FIT}
             # Of a run of its own: nothing of an earlier fit with this DataModule is left.

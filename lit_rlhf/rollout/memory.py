@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lit_rlhf.engines.base import AheadEngine
 from lit_rlhf.engines.cache import BLOCK, BLOCK_ELSEWHERE
+from lit_rlhf.engines.vllm import VLLMEngine
 from lit_rlhf.models.loading import load_config
 from lit_rlhf.models.memory import GIB, Memory
 from lit_rlhf.models.shape import ModelShape, classifier_numbers, shape_of
@@ -77,7 +79,16 @@ def workload(
         devices=devices,
         sharded_rollouts=module.rollout_weights == "sharded",
         cpu=cpu,
+        **_sampler(data.engine, cpu),
     )
+
+
+def _sampler(engine: Any, cpu: bool) -> dict[str, Any]:
+    """Whose memory rollouts take, besides the policy's."""
+    if isinstance(engine, VLLMEngine):
+        sleeps = engine.sleep and not cpu
+        return {"sampler": "vllm", "sampler_share": engine.gpu_memory_utilization, "sampler_sleeps": sleeps}
+    return {"sampler": "servers"} if isinstance(engine, AheadEngine) else {}
 
 
 def memory_line(memory: Memory) -> str:
@@ -92,6 +103,7 @@ def memory_line(memory: Memory) -> str:
         "critic": memory.critic,
         "reward model": memory.reward_model,
         "gradients and moments": memory.gradients + memory.optimizer,
+        "vLLM": memory.engine,
         "training": memory.training - memory.resident,
         "rollout instead": memory.rollout - memory.resident,
     }

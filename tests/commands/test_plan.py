@@ -243,3 +243,24 @@ def test_devices_of_a_recipe(plan, policy_dir):
         (["--prompt-length", 33], "prompts up to 33 tokens (as given)"),
     ):
         assert expected in plan("-c", QUICKSTARTS[0], *words)[1], words
+
+
+def test_vllm_beside_the_trainer_and_elsewhere(plan):
+    recipe = ROOT / "recipes" / "grpo" / "gsm8k_qwen2.5_0.5b.yaml"
+    words = ["-c", recipe, "--model-config", MODELS / "qwen2.5_0.5b.json", "--device-memory", 40]
+    _, said, table = plan(*words, "-c", ROOT / "recipes" / "trainer" / "vllm.yaml")
+    assert "sampled by vLLM on the same device, which takes 0.3 of its memory (gpu_memory_utilization)\n" in said
+    assert table["vLLM"]["this recipe"] == "12.0"
+    assert "KV cache" not in table
+    _, said, table = plan(*words, "-c", ROOT / "recipes" / "trainer" / "vllm_servers.yaml")
+    assert "sampled by servers elsewhere, whose memory is not counted\n" in said
+    assert not {"vLLM", "KV cache"} & set(table)
+
+
+def test_vllm_that_sleeps_is_a_way_to_fit(plan):
+    words = ["-c", ROOT / "recipes" / "quickstart" / "grpo.yaml", "-c", ROOT / "recipes" / "trainer" / "vllm.yaml"]
+    words += ["--trainer.accelerator", "gpu", "--model-config", MODELS / "qwen2.5_7b.json", "--device-memory", 80]
+    code, said, _ = plan(*words)
+    assert code == 1
+    assert "\n  sleep: true of data.engine: " in said
+    assert "TransformersEngine" not in said

@@ -351,3 +351,13 @@ def test_prompts_from_a_file(fit, make_data, rows, tmp_path: Path, watch):
     file.write_text("".join(json.dumps({"question": row["prompt"]}) + "\n" for row in rows))
     fit(make_data(file, prompt_column="question"), max_epochs=1)
     assert sorted(set(watch.rollouts[0].prompts)) == sorted(row["prompt"] for row in rows)
+
+
+def test_an_engine_that_is_not_installed_is_said_before_a_model_is_loaded(
+    make_trainer, make_data, policy_dir, monkeypatch
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    module = GRPOModule(policy_dir)
+    with pytest.raises(ConfigurationError, match=r"needs vLLM, which is not installed: pip install 'lit-rlhf\[vllm\]'"):
+        make_trainer().fit(module, make_data(engine="vllm"))
+    assert module.policy is None

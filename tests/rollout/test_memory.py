@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lit_rlhf import GRPOModule, PPOModule, RolloutDataModule
-from lit_rlhf.engines import TransformersEngine
-from lit_rlhf.models.memory import memory_of
+from lit_rlhf.engines import TransformersEngine, VLLMEngine, VLLMServers
+from lit_rlhf.models.memory import GIB, memory_of
 from lit_rlhf.rewards import RewardModel
 from lit_rlhf.rollout.memory import memory_line, workload
 from tests.rollout import memory_worker
@@ -135,3 +136,19 @@ def test_a_module_says_whether_rollouts_are_sharded(work_of):
     where = {"placement": "fsdp2", "devices": 2}
     assert not work_of(**where).sharded_rollouts
     assert work_of(rollout_weights="sharded", **where).sharded_rollouts
+
+
+def test_who_samples_takes_memory_for_it(work_of):
+    own = memory_of(work_of())
+    servers = memory_of(work_of(data={"engine": VLLMServers("http://host:8000")}))
+    assert (servers.cache, servers.sampling, servers.engine) == (0, 0, 0)
+    assert servers.resident == own.resident
+    on_gpu = replace(work_of(data={"engine": VLLMEngine(gpu_memory_utilization=0.25)}), cpu=False)
+    least = memory_of(on_gpu).engine
+    assert least > own.weights
+    shared = memory_of(replace(on_gpu, device_bytes=10 * GIB))
+    assert shared.engine == 2.5 * GIB > least
+    assert shared.training - shared.engine == memory_of(replace(on_gpu, sampler="servers")).training
+    asleep = memory_of(replace(on_gpu, device_bytes=10 * GIB, sampler_sleeps=True))
+    assert asleep.training == shared.training - shared.engine
+    assert asleep.rollout == shared.rollout

@@ -78,7 +78,6 @@ class VLLMEngine:
         check_number("VLLMEngine: gpu_memory_utilization", gpu_memory_utilization, above=0, maximum=1)
         check_choice("VLLMEngine: dtype", dtype, _DTYPES)
         check_choice("VLLMEngine: lora", lora, ("merged", "adapter"))
-        require_vllm()
         self.max_rows = max_rows
         self.max_model_len = max_model_len
         self.gpu_memory_utilization = gpu_memory_utilization
@@ -93,6 +92,10 @@ class VLLMEngine:
         self._config: Any = None
         self._adapters: tempfile.TemporaryDirectory[str] | None = None
         self._adapter: Any = None
+
+    def check_installed(self) -> None:
+        """Refuse to go on without vLLM; see :class:`lit_rlhf.engines.base.RolloutEngine`."""
+        require_vllm()
 
     @torch.no_grad()
     def generate(
@@ -192,6 +195,7 @@ class VLLMEngine:
                 self._asleep = True
 
     def _build(self, policy: nn.Module, tokenizer: PreTrainedTokenizerBase | None, device: torch.device) -> None:
+        require_vllm()
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         from vllm import LLM
