@@ -14,12 +14,6 @@ def digits_in_place(completions: list[str], completion_ids: list[list[int]]) -> 
     return rewards
 
 
-def share_recited(completions: list[str]) -> list[float]:
-    """Share of the digits that come before the first mistake."""
-    shares = []
-    for completion in completions:
-        right = 0
-        while right < len(DIGITS) and completion[right : right + 1] == DIGITS[right]:
-            right += 1
-        shares.append(right / len(DIGITS))
-    return shares
+def share_in_place(completions: list[str]) -> list[float]:
+    """Share of the digits that stand in their place."""
+    return [sum(a == b for a, b in zip(DIGITS, text, strict=False)) / len(DIGITS) for text in completions]

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 
 from lit_rlhf.engines import SamplingParams, VLLMServers
 from lit_rlhf.engines.vllm.weights import weights_version
@@ -105,11 +106,15 @@ def test_training_on_what_a_server_samples_meanwhile(quickstart, arithmetic_serv
     options = STALE if kind == "full" else {**STALE, "lora_rank": 4, "lr": 3e-3}
     servers = VLLMServers(arithmetic_server.url, lora="adapter" if kind == "adapter" else "merged", max_rows=32)
     saving = ModelCheckpoint(tmp_path / kind, "{epoch}", save_top_k=-1, every_n_epochs=1)
+    torch.manual_seed(3)  # of the adapter
     _, history = quickstart(servers, 4, callbacks=[saving], staleness=1, **options)
+    torch.manual_seed(3)
     _, expected = quickstart(Elsewhere(), 4, staleness=1, **options)
     assert history["sampling/staleness"] == [0, 1, 1, 1]
     assert history["reward"] == pytest.approx(expected["reward"], abs=0.03)
-    assert history["sampling/log_prob_gap_mean"] == pytest.approx(expected["sampling/log_prob_gap_mean"], rel=0.1)
+    assert history["sampling/log_prob_gap_mean"] == pytest.approx(
+        expected["sampling/log_prob_gap_mean"], rel=0.1, abs=1e-6
+    )
     assert history["sampling/log_prob_gap"][0] < 1e-4 < history["sampling/log_prob_gap"][1]
 
     _, resumed = quickstart(servers, 4, ckpt_path=str(tmp_path / kind / "epoch=1.ckpt"), staleness=1, **options)
