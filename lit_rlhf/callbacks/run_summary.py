@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
@@ -107,6 +109,9 @@ def memory_estimate(trainer: L.Trainer, module: PolicyModule, data: RolloutDataM
         )
     except ConfigurationError as error:
         return f"not known: {error}"
+    if trainer.strategy.root_device.type == "cuda":
+        properties = torch.cuda.get_device_properties(trainer.strategy.root_device)
+        work = replace(work, device_bytes=properties.total_memory)
     return memory_line(memory_of(work))
 
 

@@ -167,7 +167,10 @@ def _heading(work: Workload, name: str, source: str) -> Iterator[str]:
     if work.sampler == "servers":
         yield "sampled by servers elsewhere, whose memory is not counted"
     elif work.sampler == "vllm":
-        share = "" if work.cpu else f", which takes {work.sampler_share:g} of its memory (gpu_memory_utilization)"
+        least = "" if work.device_bytes else ", at least what stands below"
+        share = (
+            "" if work.cpu else f", which takes {work.sampler_share:g} of its memory (gpu_memory_utilization){least}"
+        )
         yield f"sampled by vLLM on the same device{share}" + " and sleeps between rollouts" * work.sampler_sleeps
 
 

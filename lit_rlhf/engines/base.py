@@ -131,8 +131,15 @@ class RolloutEngine(Protocol):
 class PendingGeneration(Protocol):
     """Completions that are being sampled elsewhere."""
 
-    def result(self) -> Generation:
-        """Wait for them."""
+    def result(self, patience: float | None = None) -> Generation:
+        """Wait for them.
+
+        Args:
+            patience: Raise after so many seconds without a sign of life; they may be asked for again.
+
+        Raises:
+            EngineLostError: The engine is gone, for now or for good.
+        """
         ...
 
     def cancel(self) -> None:

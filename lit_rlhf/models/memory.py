@@ -149,8 +149,8 @@ def _engine(work: Workload) -> int:
     """Of vLLM on the same device: its share, and at least all weights and the keys and values of the rows."""
     if work.sampler != "vllm":
         return 0
-    cache = _CPU_ENGINE_CACHE if work.cpu else cache_bytes(replace(work, block=_ENGINE_BLOCK))
-    needed = work.shape.parameters * work.weight_bytes + cache
+    rows = replace(work, block=_ENGINE_BLOCK, compute_bytes=work.sampler_bytes)
+    needed = work.shape.parameters * work.sampler_bytes + (_CPU_ENGINE_CACHE if work.cpu else cache_bytes(rows))
     return needed if work.cpu else max(needed, round(work.sampler_share * work.device_bytes))
 
 

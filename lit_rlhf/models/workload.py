@@ -42,6 +42,7 @@ class Workload:
         sharded_rollouts: Of weights that FSDP2 shards: a rollout gathers them layer by layer, not all at once.
         cpu: Whether they are CPUs.
         sampler: The policy itself, ``vllm`` beside it on the same device, or ``servers`` on others.
+        sampler_bytes: Per number of what vLLM computes in.
         sampler_share: Of a device's memory, which vLLM takes whatever it needs.
         sampler_sleeps: vLLM gives it back between rollouts.
         device_bytes: Of each device, where that is known.
@@ -71,6 +72,7 @@ class Workload:
     sharded_rollouts: bool = False
     cpu: bool = False
     sampler: Literal["policy", "vllm", "servers"] = "policy"
+    sampler_bytes: int = 4
     sampler_share: float = 0.0
     sampler_sleeps: bool = False
     device_bytes: int = 0

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# Seconds without any server that works after which a checkpoint is written without these completions.
+_SAVE_PATIENCE = 30.0
+
 
 class Ahead:
     """One iteration's completions, begun with the weights from before the iteration that precedes it.
@@ -34,7 +37,7 @@ class Ahead:
         self._pending: PendingGeneration | None = None
         self._saved: list[dict[str, Any]] | None = None
         self._prompts: list[Prompt] = []
-        self._lost = False
+        self._taken: tuple[int, Generation, list[int]] | None = None
 
     def begin(self, data: RolloutDataModule, trainer: L.Trainer, iteration: int) -> None:
         """Have the engine begin, unless the run ends before.
@@ -44,7 +47,7 @@ class Ahead:
             trainer: Its module samples; all ranks have to ask.
             iteration: The next one.
         """
-        self.drop()
+        self._forget_begun()
         if _is_over(data, trainer, iteration):
             return
         module: Any = trainer.lightning_module
@@ -75,13 +78,20 @@ class Ahead:
         if self.iteration != iteration:
             self.drop()
             return None
-        if self._saved is not None:
-            saved, self._saved, self.iteration = self._saved, None, None
-            return _as_generation(saved, [prompt.index for prompt in prompts], data, device)
-        pending, self._pending, self.iteration = self._pending, None, None
-        assert pending is not None
-        generation = pending.result()
-        return generation if prompts else no_completions(device)
+        (pending, self._pending), (saved, self._saved) = (self._pending, None), (self._saved, None)
+        self.iteration, places = None, [prompt.index for prompt in prompts]
+        generation: Generation | None
+        if saved is not None:
+            generation = _as_generation(saved, places, data, device)
+        else:
+            assert pending is not None
+            generation = pending.result() if prompts else no_completions(device)
+        self._taken = None if generation is None else (iteration, generation, places)
+        return generation
+
+    def begin_learning(self) -> None:
+        """What was taken is being learned from: nobody will ask for it again."""
+        self._taken = None
 
     def wait(self, trainer: L.Trainer) -> None:
         """Until all ranks have what they asked for: only then may the engine be given other weights.
@@ -90,20 +100,35 @@ class Ahead:
             trainer: Lets the ranks meet.
         """
         if self._pending is not None:
-            self._result()
+            self._result(None)
             trainer.strategy.barrier("completions sampled ahead")
 
     def drop(self) -> None:
-        """Forget what was begun."""
+        """Forget everything."""
+        self._forget_begun()
+        self._taken = None
+
+    def _forget_begun(self) -> None:
         if self._pending is not None:
             self._pending.cancel()
         self.iteration, self._pending, self._saved = None, None, None
 
-    def state_dict(self) -> dict[str, Any]:
-        """The completions of all ranks, once they are done; empty where there are none. All ranks have to ask."""
-        if self.iteration is None:
+    def state_dict(self, iteration: int) -> dict[str, Any]:
+        """The completions of all ranks, once they are done; empty where there are none. All ranks have to ask.
+
+        Args:
+            iteration: The one that is learned from next. Where its completions were taken already, those of the one
+                after it will be begun again, with the same weights.
+        """
+        if self._taken is not None and self._taken[0] == iteration:
+            return {"iteration": iteration, "groups": _of_all_ranks(_as_groups(*self._taken[1:]))}
+        if self.iteration != iteration:
             return {}
-        return {"iteration": self.iteration, "groups": self._saved or self._groups()}
+        if self._saved is not None:
+            return {"iteration": iteration, "groups": self._saved}
+        generation = self._result(_SAVE_PATIENCE)
+        own = None if generation is None else _as_groups(generation, [prompt.index for prompt in self._prompts])
+        return {"iteration": iteration, "groups": _of_all_ranks(own)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Have them taken by the iteration that they were sampled for.
@@ -115,24 +140,23 @@ class Ahead:
         if state_dict.get("groups"):
             self.iteration, self._saved = state_dict["iteration"], state_dict["groups"]
 
-    def _result(self) -> Generation | None:
-        """``None`` where they are lost, which is said where they are taken."""
+    def _result(self, patience: float | None) -> Generation | None:
+        """``None`` where they are lost, for now or for good, which is said again where they are taken."""
         assert self._pending is not None
         try:
-            return self._pending.result()
+            return self._pending.result(patience)
         except Exception as error:
-            _log.warning("the completions of iteration %s are lost: %s", self.iteration, error)
+            _log.warning("no completions of iteration %s: %s", self.iteration, error)
             return None
 
-    def _groups(self) -> list[dict[str, Any]] | None:
-        """A dictionary for each prompt's completions; ``None`` where a rank has lost its own."""
-        generation = self._result()
-        own = None if generation is None else _as_groups(generation, [prompt.index for prompt in self._prompts])
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return own
-        of_all: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(of_all, own)
-        return None if None in of_all else [group for groups in of_all for group in groups]
+
+def _of_all_ranks(own: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """The groups of all ranks; ``None`` where one of them has lost its own."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return own
+    of_all: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(of_all, own)
+    return None if None in of_all else [group for groups in of_all for group in groups]
 
 
 def _is_over(data: RolloutDataModule, trainer: L.Trainer, iteration: int) -> bool:

@@ -272,6 +272,7 @@ class RolloutDataModule(PromptDataModule):
         if number == 0:
             # The iteration counts from here, not from the rollout: a rollout may be made in vain on resume.
             self.iteration += 1
+            self.ahead.begin_learning()
             self._loader = None
         self._drawn += 1
 
@@ -301,7 +302,7 @@ class RolloutDataModule(PromptDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """The number of iterations drawn, and completions that were sampled ahead."""
-        ahead = self.ahead.state_dict()
+        ahead = self.ahead.state_dict(self.iteration)
         return {"iteration": self.iteration, **({"ahead": ahead} if ahead else {})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

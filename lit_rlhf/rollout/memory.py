@@ -79,15 +79,19 @@ def workload(
         devices=devices,
         sharded_rollouts=module.rollout_weights == "sharded",
         cpu=cpu,
-        **_sampler(data.engine, cpu),
+        **_sampler(data.engine, size, cpu),
     )
 
 
-def _sampler(engine: Any, cpu: bool) -> dict[str, Any]:
-    """Whose memory rollouts take, besides the policy's."""
+def _sampler(engine: Any, size: int, cpu: bool) -> dict[str, Any]:
+    """Whose memory rollouts take, besides the policy's, the numbers of whose weights have a size."""
     if isinstance(engine, VLLMEngine):
-        sleeps = engine.sleep and not cpu
-        return {"sampler": "vllm", "sampler_share": engine.gpu_memory_utilization, "sampler_sleeps": sleeps}
+        return {
+            "sampler": "vllm",
+            "sampler_bytes": size if engine.dtype == "auto" else getattr(torch, engine.dtype).itemsize,
+            "sampler_share": engine.gpu_memory_utilization,
+            "sampler_sleeps": engine.sleep and not cpu,
+        }
     return {"sampler": "servers"} if isinstance(engine, AheadEngine) else {}
 
 

@@ -17,7 +17,7 @@ class Later:
         self.arguments = arguments
         self.generation: Generation | None = None
 
-    def result(self) -> Generation:
+    def result(self, patience: float | None = None) -> Generation:
         if self.generation is None:
             self.engine.events.append("finish")
             self.generation = TransformersEngine.generate(self.engine, self.policy, *self.arguments)

@@ -115,6 +115,30 @@ def test_resumed_equals_uninterrupted(fit, make_data, rows, tmp_path, weights, e
     assert [metrics for metrics in again if metrics] == seen[2:]
 
 
+def test_saved_before_its_first_step_an_iteration_is_taken_again(fit, make_data, tmp_path, weights, digits):
+    """A reward function raises once; what it would have judged, and what has been begun since, are as they were."""
+    broken = [3]
+
+    def sometimes(completions: list[str], **columns: Any) -> list[float]:
+        broken[0] -= 1
+        if broken[0] == 0:
+            raise ConnectionError("the reward service is gone")
+        return digits(completions)
+
+    def run(rewards: Any, **options: Any) -> Any:
+        saving = ModelCheckpoint(tmp_path, save_on_exception=True, every_n_epochs=9)
+        data = make_data(rewards=rewards, engine=Elsewhere(), staleness=1)
+        return fit(data, [saving], module=CORRECTED, max_epochs=4, enable_checkpointing=True, **options)
+
+    whole = run(digits)
+    with pytest.raises(Exception, match="the reward service is gone"):
+        run(sometimes)
+    checkpoint = tmp_path / "epoch=2-step=2.ckpt"
+    saved = torch.load(checkpoint, weights_only=True)["RolloutDataModule"]
+    assert saved["iteration"] == saved["ahead"]["iteration"] == 2
+    assert torch.equal(weights(whole), weights(run(sometimes, ckpt_path=str(checkpoint))))
+
+
 def test_a_lost_engine_leaves_a_checkpoint_to_go_on_from(fit, make_data, tmp_path, watch):
     class Lost(Elsewhere):
         def start(self, *arguments: Any) -> Any:

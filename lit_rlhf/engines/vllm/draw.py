@@ -51,8 +51,10 @@ class Draw:
         for keeper in self._keepers:
             keeper.join()  # one that brings a server to these weights may not do so when there are newer ones
 
-    def result(self) -> Generation:
+    def result(self, patience: float | None = None) -> Generation:
         """See :class:`lit_rlhf.engines.base.PendingGeneration`."""
+        if patience is not None:
+            self.rows.wait(patience, final=False)
         self.wait()
         return as_generation(self.rows.answers(), self.version, self.sampling, self.device)
 

@@ -116,11 +116,12 @@ class Rows:
             self._closed = True
             self._changed.notify_all()
 
-    def wait(self, patience: float | None) -> None:
+    def wait(self, patience: float | None, final: bool = True) -> None:
         """Wait for all rows, or for the error that ends the rollout.
 
         Args:
             patience: Seconds without any server that works; ``None`` waits for ever.
+            final: Once they are over nobody works on the rows any more.
 
         Raises:
             EngineLostError: They are over.
@@ -130,7 +131,10 @@ class Rows:
                 self._changed.wait(1.0)
                 silent = time.monotonic() - self._last_answer
                 if self._reason and not self._preparing and patience is not None and silent > patience:
-                    self.fail(EngineLostError(f"no vLLM server has answered for {silent:.0f} s: {self._reason}"))
+                    lost = EngineLostError(f"no vLLM server has answered for {silent:.0f} s: {self._reason}")
+                    if not final:
+                        raise lost
+                    self.fail(lost)
         if self._error is not None:
             raise self._error
 

@@ -119,12 +119,7 @@ class VLLMServers:
         """Sample while the policy learns; see :class:`lit_rlhf.engines.base.AheadEngine`."""
         version = self._version(policy)
         self._finish_other(version)
-        # Now, and not once a server asks for them: they are about to change.
-        if _distributed():
-            self._files.write(policy, version, keep=torch.distributed.get_rank() == 0)
-            self._files.share()
-        else:
-            self._files.write(policy, version)
+        self._write_together(policy, version)  # now, and not once a server asks for them: they are about to change
         self._ahead = self._draw(policy, prompts, num_samples, sampling, keys, tokenizer, version)
         return self._ahead
 
@@ -160,8 +155,17 @@ class VLLMServers:
     def prepare(self, policy: nn.Module, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         """Gather and write sharded weights; see :class:`lit_rlhf.engines.base.RolloutEngine`."""
         if is_sharded(policy):
-            self._files.write(policy, self._version(policy), keep=torch.distributed.get_rank() == 0)
-            self._files.share()
+            self._write_together(policy, self._version(policy))
+
+    def _write_together(self, policy: nn.Module, version: str) -> None:
+        """The first of all processes writes; where it cannot, all of them fail."""
+        error: Exception | None = None
+        with self._writing:
+            try:
+                self._files.write(policy, version, keep=not _distributed() or torch.distributed.get_rank() == 0)
+            except Exception as raised:
+                error = raised
+        self._files.share(error)
 
     def _version(self, policy: nn.Module) -> str:
         separate = self.lora == "adapter" and is_adapted(policy)
@@ -182,7 +186,7 @@ class VLLMServers:
                     with replica.lock, rows.being_prepared():
                         if not rows.left():
                             return
-                        self._prepare(replica, policy, version)
+                        self._prepare(replica, rows, policy, version)
                         rows.answered()
                     pause = 0.5
                     self._work(replica, rows, version, sampling)
@@ -227,7 +231,7 @@ class VLLMServers:
         if lost:
             raise lost[0]
 
-    def _prepare(self, replica: Replica, policy: nn.Module, version: str) -> None:
+    def _prepare(self, replica: Replica, rows: Rows, policy: nn.Module, version: str) -> None:
         """Make sure that a server samples as it should and has the policy's weights."""
         found = replica.version()
         if found == version:
@@ -236,6 +240,8 @@ class VLLMServers:
         if self._left_to_rank_zero(replica, version):
             return
         with self._writing:
+            if not rows.left():
+                return  # given up: by now the policy may have other weights
             self._files.write(policy, version)
         if not same_base(found, version):
             replica.load(self._files.weights(version))

@@ -86,20 +86,23 @@ def write_checkpoint(weights: Iterable[tuple[str, Tensor]], folder: Path | None,
     """
     from safetensors.torch import save_file
 
-    if folder is not None:
-        folder.mkdir(parents=True)
     file: dict[str, Tensor] = {}
     size = number = 0
+    failed: Exception | None = None
 
     def close() -> None:
-        nonlocal size, number
+        nonlocal size, number, failed
         assert folder is not None
-        save_file(file, folder / f"model-{number:05}.safetensors", metadata={"format": "pt"})
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(file, folder / f"model-{number:05}.safetensors", metadata={"format": "pt"})
+        except Exception as error:  # other processes go on asking for shards, and so does this one
+            failed = error
         file.clear()
         size, number = 0, number + 1
 
     for name, weight in weights:
-        if folder is None:
+        if folder is None or failed is not None:
             continue
         file[name] = weight.detach().to("cpu", copy=True).contiguous()
         size += file[name].nbytes
@@ -107,6 +110,8 @@ def write_checkpoint(weights: Iterable[tuple[str, Tensor]], folder: Path | None,
             close()
     if file:
         close()
+    if failed is not None:
+        raise failed
 
 
 def checkpoint_weights(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:

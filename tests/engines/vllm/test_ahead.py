@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from lit_rlhf.engines import SamplingParams, VLLMServers
+from lit_rlhf.engines.vllm.files import WeightFiles
 from lit_rlhf.engines.vllm.weights import weights_version
-from lit_rlhf.errors import EngineLostError
+from lit_rlhf.errors import EngineError, EngineLostError
 from tests.engines.vllm.stand import KEYS, whole
 from tests.rollout.elsewhere import Elsewhere
 
@@ -95,6 +97,39 @@ def test_a_draw_that_nobody_wants_ends(stands, llama):
         keeper.join(10)
         assert not keeper.is_alive()
     assert len(stands[0].answered) < len(KEYS)
+
+
+def test_asked_for_with_patience_a_draw_goes_on_when_its_server_is_back(stands, llama):
+    gone = [True]
+    stands[0].trouble = lambda path, body: (503, {}) if gone[0] else None
+    engine, pending = begin(stands[:1], llama, on_lost="wait")
+    with pytest.raises(EngineLostError, match="no vLLM server has answered for"):
+        pending.result(patience=0.2)
+    gone[0] = False
+    whole(pending.result())
+    assert engine is not None
+
+
+def test_weights_that_cannot_be_written_are_said_at_once(stands, llama, tmp_path):
+    engine = VLLMServers(stands[0].url, weights_dir=str(tmp_path))
+    tmp_path.rmdir()
+    with pytest.raises(EngineError, match=r"the policy's weights could not be written for the servers: .*No such file"):
+        engine.start(llama, PROMPTS, 4, SamplingParams(8), KEYS)
+    tmp_path.mkdir()
+    whole(engine.start(llama, PROMPTS, 4, SamplingParams(8), KEYS).result())
+
+
+def test_what_another_process_shares_is_never_replaced(llama, tmp_path, changed):
+    """Of two trainers the second waits for the first, and writes by itself where that takes too long."""
+    first, second = WeightFiles(str(tmp_path)), WeightFiles(str(tmp_path))
+    first.write(llama, "a")
+    second.write(llama, "a", keep=False)
+    second._path = first._path  # as shared
+    assert second.weights("a") == first.weights("a")
+    changed()
+    second.write(llama, "b")
+    assert second.weights("b") != first.weights("b")
+    assert sorted(Path(first.weights("a")).glob("*.safetensors"))
 
 
 @pytest.mark.vllm

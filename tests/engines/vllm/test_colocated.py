@@ -135,7 +135,7 @@ def test_adapters_that_vllm_does_not_have_are_refused_before_it_is_built(make_po
 def test_without_vllm_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"pip install 'lit-rlhf\[vllm\]'"):
-        make_engine("vllm")
+        make_engine("vllm").check_installed()
 
 
 @pytest.mark.parametrize(
